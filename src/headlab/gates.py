@@ -1,0 +1,233 @@
+"""The formula every intervention is made of: z' = g·z + (1 − g)·r, one gate g per head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from headlab.errors import HeadlabError
+from headlab.heads import Head, require_in_range
+
+if TYPE_CHECKING:
+    from headlab.model import Model
+
+_CHUNK = 32  # prompts in one pass when a mean is taken: bounds memory, changes no number
+
+AXES = ("mask", "example", "layer", "head", "position")
+
+
+def gate_heads(z: Tensor, g: Tensor, r: Tensor | None) -> Tensor:
+    """g·z + (1 − g)·r in float32 or wider, returned in z's dtype.
+
+    Shapes: z [row, position, head, width]; g [row|1, position|1, head, 1];
+    r [row|1, position|1, head, width], or None for zero.
+    At g = 1 the result equals z exactly, at g = 0 it equals r exactly, in any dtype.
+    """
+    wide = torch.promote_types(z.dtype, torch.float32)
+    g = g.to(device=z.device, dtype=wide)
+    gated = g * z.to(wide)
+    if r is not None:
+        gated = gated + (1 - g) * r.to(device=z.device, dtype=wide)
+    return gated.to(z.dtype)
+
+
+class Gates:
+    """Gate values with named axes: any number of masks, each a gate per layer and head.
+
+    `axes` names the axes of `values` in order; layer and head are always there, mask, example
+    and position if the gates differ along them. Inside, all five axes stand in one fixed order,
+    with size 1 where nothing differs.
+
+    >>> Gates(torch.ones(2, 4)).values.shape                                  # layer head
+    torch.Size([1, 1, 2, 4, 1])
+    >>> Gates(torch.ones(3, 2, 4)).values.shape                               # mask layer head
+    torch.Size([3, 1, 2, 4, 1])
+    >>> Gates(torch.ones(3, 2, 4, 7), "mask layer head position").values.shape
+    torch.Size([3, 1, 2, 4, 7])
+    """
+
+    def __init__(self, values: Tensor, axes: str | None = None):
+        if axes is None:
+            default = {2: "layer head", 3: "mask layer head"}
+            if values.ndim not in default:
+                raise HeadlabError(
+                    f"gates of shape {list(values.shape)} need their axes named, "
+                    'e.g. Gates(values, "mask layer head position")'
+                )
+            axes = default[values.ndim]
+        names = axes.split()
+        if len(names) != values.ndim or len(set(names)) != len(names):
+            raise HeadlabError(f"gates of shape {list(values.shape)} do not have the axes {axes!r}")
+        if not {"layer", "head"} <= set(names) <= set(AXES):
+            raise HeadlabError(
+                f"the axes of gates are layer and head, and any of mask, example, position; "
+                f"{axes!r} was given"
+            )
+        if not values.is_floating_point():
+            values = values.float()
+        if not torch.isfinite(values).all():
+            raise HeadlabError("gates must be finite numbers; NaN or infinity was given")
+        present = [name for name in AXES if name in names]
+        values = values.permute([names.index(name) for name in present])
+        for axis, name in enumerate(AXES):
+            if name not in names:
+                values = values.unsqueeze(axis)
+        self.values = values  # [mask, example|1, layer, head, position|1]
+
+    @property
+    def n_masks(self) -> int:
+        return self.values.shape[0]
+
+    @classmethod
+    def ones(cls, model: Model) -> Gates:
+        """Every head as it is."""
+        return cls(torch.ones(model.n_layers, model.n_heads))
+
+    @classmethod
+    def ablate(cls, model: Model, heads: Iterable[Head], scale: float = 0.0) -> Gates:
+        """The named heads at `scale`, all others at 1."""
+        values = torch.ones(model.n_layers, model.n_heads)
+        for head in require_in_range(heads, model.n_layers, model.n_heads, model.name):
+            values[head] = scale
+        return cls(values)
+
+    @classmethod
+    def keep(cls, model: Model, heads: Iterable[Head], scale: float = 0.0) -> Gates:
+        """The named heads at 1, all others at `scale`."""
+        values = torch.full((model.n_layers, model.n_heads), float(scale))
+        for head in require_in_range(heads, model.n_layers, model.n_heads, model.name):
+            values[head] = 1.0
+        return cls(values)
+
+    @classmethod
+    def each_head(cls, model: Model) -> Gates:
+        """One mask per head, that head at 0; masks in the order L0H0, L0H1, ..., L1H0, ..."""
+        n = model.n_layers * model.n_heads
+        return cls((1 - torch.eye(n)).view(n, model.n_layers, model.n_heads))
+
+    @classmethod
+    def stack(cls, gates: Sequence[Gates]) -> Gates:
+        """All their masks one after the other. The other axes must agree."""
+        return cls(torch.cat([each.values for each in gates]), " ".join(AXES))
+
+    def for_rows(self, layer: int, rows: int, positions: int) -> Tensor:
+        """This layer's gates for a batch: [row|1, position|1, head, 1].
+
+        The batch holds every mask in turn, each with every example:
+        row = mask · examples + example.
+        """
+        masks, examples, _, heads, _ = self.values.shape
+        values = self.values[:, :, layer]  # [mask, example|1, head, position|1]
+        if rows % masks:
+            raise HeadlabError(
+                f"{masks} masks need a batch of {masks} x examples rows, {rows} rows were given"
+            )
+        if examples not in (1, rows // masks):
+            raise HeadlabError(
+                f"gates for {examples} examples do not fit {rows // masks} examples "
+                f"({rows} rows, {masks} masks)"
+            )
+        if values.shape[-1] not in (1, positions):
+            raise HeadlabError(
+                f"gates for {values.shape[-1]} positions do not fit "
+                f"a pass over {positions} positions"
+            )
+        if masks > 1 or examples > 1:
+            values = values.expand(-1, rows // masks, -1, -1)
+        values = values.reshape(-1, heads, values.shape[-1])  # [row|1, head, position|1]
+        return values.transpose(1, 2).unsqueeze(-1)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What stands in for a head's output where its gate is not 1.
+
+    `values` is [layer, example|1, position|1, head, width], None for zero. It comes from clean runs
+    and is fixed from then on: gates never change it.
+    """
+
+    kind: Literal["zero", "mean", "counterfactual"] = "zero"
+    values: Tensor | None = None
+    examples: tuple[str, ...] = ()  # the prompts it was computed from
+
+    def for_rows(self, layer: int, rows: int, masks: int, positions: int) -> Tensor | None:
+        """This layer's reference for a batch: [row|1, position|1, head, width]."""
+        if self.values is None:
+            return None
+        values = self.values[layer]
+        examples = values.shape[0]
+        if examples not in (1, rows // masks):
+            raise HeadlabError(
+                f"a reference of {examples} examples does not fit {rows // masks} examples "
+                f"({rows} rows, {masks} masks)"
+            )
+        if values.shape[1] not in (1, positions):
+            raise HeadlabError(
+                f"a {self.kind} reference of {values.shape[1]} positions does not fit "
+                f"a pass over {positions} positions"
+            )
+        return values.repeat(masks, 1, 1, 1) if examples > 1 else values
+
+
+ZERO = Reference()
+
+
+def mean_reference(
+    model: Model, prompts: Sequence[str | Tensor], per_position: bool = False
+) -> Reference:
+    """Each head's mean output over the prompts' clean runs.
+
+    Over examples and positions together, every real token counting once; or, with `per_position`,
+    over examples only, which means something only for prompts of one template and so of one length.
+    """
+    if not len(prompts):
+        raise HeadlabError("a mean reference needs at least one prompt")
+    lengths = sorted({len(ids) for ids in map(model.ids, prompts)})
+    if per_position and len(lengths) > 1:
+        raise HeadlabError(
+            "a mean per position needs prompts of one template and one length in tokens; "
+            f"these have {lengths[0]} to {lengths[-1]}; take the mean over positions instead"
+        )
+    sums: list[Tensor | float] = [0.0] * model.n_layers
+    count = 0
+
+    def add(layer: int, z: Tensor) -> None:  # z [example, position, head, width]
+        real = tokens.mask.to(z.device)[:, :, None, None]
+        z = torch.where(real, z, 0).double()  # pads are dropped, whatever they hold
+        sums[layer] += z.sum(0 if per_position else (0, 1), keepdim=True)[None]
+
+    for start in range(0, len(prompts), _CHUNK):
+        tokens = model.tokens(prompts[start : start + _CHUNK])
+        count += len(tokens.ids) if per_position else int(tokens.mask.sum())
+        model.observe(tokens, add)
+    values = torch.cat(
+        [torch.as_tensor(each).cpu() for each in sums]
+    )  # [layer, 1, position|1, ...]
+    values = (values / count).to(torch.promote_types(model.dtype, torch.float32)).to(model.device)
+    return Reference("mean", values, tuple(str(prompt) for prompt in prompts))
+
+
+def counterfactual_reference(
+    model: Model, prompts: Sequence[str | Tensor], counterfactuals: Sequence[str | Tensor]
+) -> Reference:
+    """Each head's output on the counterfactual of each prompt, position by position."""
+    if len(prompts) != len(counterfactuals):
+        raise HeadlabError(
+            f"{len(prompts)} prompts and {len(counterfactuals)} counterfactuals were given; "
+            "each prompt needs its own"
+        )
+    ours, theirs = model.tokens(prompts), model.tokens(counterfactuals)
+    ours_lengths, theirs_lengths = ours.mask.sum(1).tolist(), theirs.mask.sum(1).tolist()
+    for number, (a, b) in enumerate(zip(ours_lengths, theirs_lengths, strict=True), start=1):
+        if a != b:
+            which = "the" if len(prompts) == 1 else f"pair {number}: the"
+            raise HeadlabError(
+                f"{which} prompt has {a} tokens and its counterfactual {b}; "
+                "they must have the same length, token by token"
+            )
+    values = model.head_outputs(theirs)
+    return Reference("counterfactual", values, tuple(str(text) for text in counterfactuals))

@@ -1,0 +1,282 @@
+"""A causal language model whose heads can be gated: tokens in, logits out, one seam in between."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from headlab.errors import HeadlabError
+from headlab.gates import ZERO, Gates, Reference, gate_heads
+from headlab.seam import Seam, find_seam
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Prompt = str | Tensor  # text, or token ids of shape [position]
+BosPolicy = Literal["auto", "yes", "no"]
+
+
+class Tokens(NamedTuple):
+    """A padded batch."""
+
+    ids: Tensor  # [example, position]
+    mask: Tensor  # [example, position], True at real tokens
+
+    @property
+    def positions(self) -> Tensor:
+        """Each real token's own position, whatever the padding side. [example, position]"""
+        return (self.mask.long().cumsum(1) - 1).clamp(min=0)
+
+
+class Model:
+    """A transformers model with its seam found. `headlab.load` makes one and checks it.
+
+    >>> model = headlab.load("smollm2")                                       # doctest: +SKIP
+    >>> with model.gated(Gates.ablate(model, [Head(5, 1)])):                  # doctest: +SKIP
+    ...     logits = model("The capital of France is")     # [example, position, vocabulary]
+    """
+
+    def __init__(
+        self,
+        hf: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        name: str | None = None,
+        bos: BosPolicy = "auto",
+    ):
+        hf.eval()  # dropout would make every number random
+        self.hf = hf
+        self.tokenizer = tokenizer
+        self.name = name or hf.config.name_or_path or type(hf).__name__
+        self.seam: Seam = find_seam(hf, self.name)
+        self.bos_policy = bos
+        self.bos = _resolve_bos(bos, tokenizer, self.name)
+        self.restartable = False  # until headlab.check proves it
+        self._gates: Gates | None = None
+        self._takes_positions = "position_ids" in inspect.signature(hf.forward).parameters
+
+    # --- what it is ---
+
+    @property
+    def n_layers(self) -> int:
+        return len(self.seam.projections)
+
+    @property
+    def n_heads(self) -> int:
+        return self.seam.heads
+
+    @property
+    def head_width(self) -> int:
+        return self.seam.width
+
+    @property
+    def n_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.hf.parameters())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.hf.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.hf.get_input_embeddings().weight.device
+
+    @property
+    def max_length(self) -> int | None:
+        """The longest input in tokens, None where neither model nor tokenizer sets one."""
+        config = self.hf.config.get_text_config()
+        limit = getattr(config, "max_position_embeddings", None)
+        if limit is None and self.tokenizer is not None:
+            limit = self.tokenizer.model_max_length
+        return limit if limit and limit < 10**9 else None
+
+    def __repr__(self) -> str:
+        return (
+            f"Model({self.name!r}, {self.n_layers} layers x {self.n_heads} heads, "
+            f"{self.dtype}, {self.device})".replace("torch.", "")
+        )
+
+    # --- tokens ---
+
+    def ids(self, prompt: Prompt) -> Tensor:
+        """A prompt's token ids [position], BOS first if the policy says so, nothing else added."""
+        if isinstance(prompt, Tensor):
+            ids = prompt.to(self.device)
+            if ids.ndim != 1 or ids.is_floating_point():
+                raise HeadlabError(
+                    f"token ids of one prompt have shape [position], {list(prompt.shape)} was given"
+                )
+        else:
+            if not prompt:
+                raise HeadlabError("the prompt is empty; give at least one word")
+            if self.tokenizer is None:
+                raise HeadlabError(f"{self.name} has no tokenizer; give token ids, not text")
+            numbers = list(self.tokenizer(prompt, add_special_tokens=False)["input_ids"])
+            if self.bos and (not numbers or numbers[0] != self.tokenizer.bos_token_id):
+                numbers = [self.tokenizer.bos_token_id, *numbers]
+            ids = torch.tensor(numbers, dtype=torch.long, device=self.device)
+        if not len(ids):
+            raise HeadlabError(f"the prompt {prompt!r} has no tokens")
+        if self.max_length and len(ids) > self.max_length:
+            raise HeadlabError(
+                f"the prompt has {len(ids)} tokens, {self.name} takes at most {self.max_length}"
+            )
+        return ids
+
+    def tokens(
+        self, prompts: Prompt | Sequence[Prompt], padding: Literal["right", "left"] = "right"
+    ) -> Tokens:
+        """One padded batch. A tensor of shape [example, position] is taken as it is."""
+        if isinstance(prompts, Tensor) and prompts.ndim == 2:
+            prompts = list(prompts)
+        if isinstance(prompts, (str, Tensor)):
+            prompts = [prompts]
+        if not len(prompts):
+            raise HeadlabError("no prompts were given")
+        rows = [self.ids(prompt) for prompt in prompts]
+        longest = max(len(row) for row in rows)
+        ids = torch.full((len(rows), longest), self._pad_id, device=self.device)
+        mask = torch.zeros(len(rows), longest, dtype=torch.bool, device=self.device)
+        for number, row in enumerate(rows):
+            where = slice(0, len(row)) if padding == "right" else slice(longest - len(row), None)
+            ids[number, where] = row
+            mask[number, where] = True
+        return Tokens(ids, mask)
+
+    @property
+    def _pad_id(self) -> int:
+        """Any valid id: pads are masked."""
+        return (self.tokenizer and self.tokenizer.pad_token_id) or 0
+
+    def join(self, prompt: Prompt, target: str) -> tuple[Tensor, int]:
+        """The ids of prompt + target and how many are the prompt's.
+
+        Refused where joining the two texts changes the prompt's own last tokens: then no token
+        boundary lies between them and the target's log-prob would be of something else.
+        """
+        if not target:
+            raise HeadlabError("the target is empty; give the text whose log-prob you want")
+        if isinstance(prompt, Tensor):
+            raise HeadlabError("a target in text needs a prompt in text")
+        ids, joined = self.ids(prompt), self.ids(prompt + target)
+        n = len(ids)
+        if not torch.equal(joined[:n], ids):
+            first = int((joined[:n] != ids[: len(joined)]).nonzero()[0]) if len(joined) >= n else 0
+            raise HeadlabError(
+                f"prompt and target merge into other tokens: the prompt ends in "
+                f"{self.token_texts(ids[first:])}, joined they give "
+                f"{self.token_texts(joined[first:])}; move the space to the front of the target"
+            )
+        if len(joined) == n:
+            raise HeadlabError(f"the target {target!r} has no tokens")
+        return joined, n
+
+    def token_texts(self, ids: Tensor | Sequence[int]) -> list[str]:
+        """Each token as text; without a tokenizer, its id."""
+        numbers = [int(number) for number in ids]
+        if self.tokenizer is None:
+            return [str(number) for number in numbers]
+        return [self.tokenizer.decode([number]) for number in numbers]
+
+    # --- passes ---
+
+    def __call__(
+        self,
+        prompts: Prompt | Sequence[Prompt] | Tokens,
+        padding: Literal["right", "left"] = "right",
+    ) -> Tensor:
+        """Logits [row, position, vocabulary]. Under `gated` with several masks, every mask is run
+        on every prompt: row = mask · prompts + prompt."""
+        tokens = prompts if isinstance(prompts, Tokens) else self.tokens(prompts, padding)
+        if self._gates is not None and self._gates.n_masks > 1:
+            masks = self._gates.n_masks
+            tokens = Tokens(tokens.ids.repeat(masks, 1), tokens.mask.repeat(masks, 1))
+        learning = self._gates is not None and self._gates.values.requires_grad
+        with torch.set_grad_enabled(torch.is_grad_enabled() and learning):
+            return self.hf(**self.inputs(tokens)).logits
+
+    def inputs(self, tokens: Tokens) -> dict[str, Any]:
+        """What the transformers model is called with."""
+        inputs: dict[str, Any] = {
+            "input_ids": tokens.ids,
+            "attention_mask": tokens.mask.long(),
+            "use_cache": False,
+        }
+        if self._takes_positions:
+            inputs["position_ids"] = tokens.positions
+        return inputs
+
+    @contextmanager
+    def gated(self, gates: Gates | Tensor, reference: Reference = ZERO) -> Iterator[Gates]:
+        """Within the block every pass of the model has its heads gated, in every layer."""
+        gates = gates if isinstance(gates, Gates) else Gates(gates)
+        n_layers, n_heads = gates.values.shape[2:4]
+        if (n_layers, n_heads) != (self.n_layers, self.n_heads):
+            raise HeadlabError(
+                f"gates for {n_layers} layers x {n_heads} heads do not fit {self.name}, "
+                f"which has {self.n_layers} x {self.n_heads}"
+            )
+        if self._gates is not None:
+            raise HeadlabError("gates are already active; leave the first gated block")
+
+        def gate(layer: int, z: Tensor) -> Tensor:
+            rows, positions = z.shape[:2]
+            g = gates.for_rows(layer, rows, positions)
+            return gate_heads(z, g, reference.for_rows(layer, rows, gates.n_masks, positions))
+
+        self._gates = gates
+        try:
+            with self._hooked(gate):
+                yield gates
+        finally:
+            self._gates = None
+
+    def observe(self, tokens: Tokens, visit: Callable[[int, Tensor], None]) -> None:
+        """One clean pass that shows `visit` each layer's z, [example, position, head, width]."""
+        if self._gates is not None:
+            raise HeadlabError("references come from clean runs; leave the gated block first")
+        with self._hooked(visit), torch.no_grad():
+            self.hf(**self.inputs(tokens))
+
+    def head_outputs(self, prompts: Prompt | Sequence[Prompt] | Tokens) -> Tensor:
+        """z of every head in a clean run: [layer, example, position, head, width]."""
+        tokens = prompts if isinstance(prompts, Tokens) else self.tokens(prompts)
+        seen: list[Tensor] = []
+        self.observe(tokens, lambda _, z: seen.append(z.detach().to(self.device, copy=True)))
+        return torch.stack(seen)
+
+    @contextmanager
+    def _hooked(self, change: Callable[[int, Tensor], Tensor | None]) -> Iterator[None]:
+        """The seam: `change(layer, z)` sees each projection's input by head and may replace it."""
+
+        def hook_for(layer: int) -> Callable[[nn.Module, tuple[Any, ...]], Any]:
+            def hook(_: nn.Module, args: tuple[Any, ...]) -> Any:
+                z = args[0]  # [row, position, head · width]
+                changed = change(layer, z.unflatten(-1, (self.n_heads, self.head_width)))
+                return None if changed is None else (changed.flatten(-2), *args[1:])
+
+            return hook
+
+        with ExitStack() as stack:
+            for layer, projection in enumerate(self.seam.projections):
+                handle = projection.register_forward_pre_hook(hook_for(layer))
+                stack.callback(handle.remove)
+            yield
+
+
+def _resolve_bos(
+    policy: BosPolicy, tokenizer: PreTrainedTokenizerBase | None, model_name: str
+) -> bool:
+    """Whether a prompt starts with BOS. auto: whether the tokenizer by itself would add it."""
+    if policy not in ("auto", "yes", "no"):
+        raise HeadlabError(f"bos is auto, yes or no, not {policy!r}")
+    bos_id = None if tokenizer is None else tokenizer.bos_token_id
+    if policy == "yes" and bos_id is None:
+        raise HeadlabError(f"{model_name} has no BOS token; use bos auto or no")
+    if policy == "auto" and tokenizer is not None and bos_id is not None:
+        return bos_id in list(tokenizer("a")["input_ids"])[:1]
+    return policy == "yes"

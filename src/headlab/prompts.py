@@ -1,0 +1,51 @@
+"""Prompts from a user's file: plain text, one a line, or JSONL."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from headlab.errors import HeadlabError
+
+
+def read_prompts(path: Path) -> list[str]:
+    """The prompts of a .jsonl file (its `prompt` fields) or of a text file (its lines)."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise HeadlabError(f"no file {path}") from None
+    except IsADirectoryError:
+        raise HeadlabError(f"{path} is a folder; give a file with one prompt a line") from None
+    except UnicodeDecodeError as error:
+        raise HeadlabError(f"{path} is not UTF-8 text (byte {error.start})") from None
+    numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    if not numbered:
+        raise HeadlabError(f"{path} is empty; give one prompt a line")
+    if path.suffix == ".jsonl":
+        return [_prompt_of(line, f"{path} line {number}") for number, line in numbered]
+    return [line for _, line in numbered]
+
+
+def _prompt_of(line: str, place: str) -> str:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise HeadlabError(f"{place} is not JSON: {error.msg}") from None
+    prompt = record.get("prompt") if isinstance(record, dict) else None
+    if not isinstance(prompt, str) or not prompt:
+        raise HeadlabError(f'{place} has no "prompt" with text in it')
+    return prompt
+
+
+def require_reference(
+    kind: str, data: Path | None, counterfactual: str | None, per_position: bool
+) -> None:
+    """Refuse options that do not belong together, before a model is loaded."""
+    if kind not in ("zero", "mean", "counterfactual"):
+        raise HeadlabError(f"--reference is zero, mean or counterfactual, not {kind!r}")
+    if (kind == "mean") != (data is not None):
+        raise HeadlabError("--reference mean and --reference-data FILE go together")
+    if (kind == "counterfactual") != bool(counterfactual):
+        raise HeadlabError("--reference counterfactual and --counterfactual TEXT go together")
+    if per_position and kind != "mean":
+        raise HeadlabError("--per-position goes with --reference mean")

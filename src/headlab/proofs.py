@@ -1,0 +1,310 @@
+"""Prove on the loaded model that a gate means what it says; refuse the model if it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from transformers.pytorch_utils import Conv1D
+
+from headlab.errors import HeadlabError
+from headlab.gates import Gates
+from headlab.heads import Head
+from headlab.restart import clean_pass, restarted
+from headlab.seam import sightings
+
+if TYPE_CHECKING:
+    from headlab.model import Model, Tokens
+
+# Largest allowed difference, relative to the largest number compared: some hundred roundings.
+_TOLERANCE = {
+    torch.float64: 1e-12,
+    torch.float32: 1e-5,
+    torch.float16: 1e-2,
+    torch.bfloat16: 5e-2,
+}
+_PROMPTS, _LENGTH = 2, 11  # of the random tokens the proofs run on
+
+
+@dataclass(frozen=True)
+class Proof:
+    """One claim, how far the numbers were from it, and how far they may be."""
+
+    name: str
+    claim: str
+    difference: float | None  # the largest seen; None where it could not be measured
+    tolerance: float
+    layer: int | None = None  # where it was seen
+    note: str = ""
+    required: bool = True  # False: the model is still usable, something is switched off
+
+    @property
+    def passed(self) -> bool:
+        return self.difference is not None and self.difference <= self.tolerance
+
+    @property
+    def refuses(self) -> bool:
+        return self.required and self.difference is not None and not self.passed
+
+
+@dataclass(frozen=True)
+class Check:
+    """All proofs of one model."""
+
+    model: str
+    proofs: list[Proof]
+
+    @property
+    def passed(self) -> bool:
+        return not any(proof.refuses for proof in self.proofs)
+
+    def require(self) -> Check:
+        """Itself, or the first broken proof as an error."""
+        for proof in self.proofs:
+            if proof.refuses:
+                where = "" if proof.layer is None else f" in layer {proof.layer}"
+                note = f" ({proof.note})" if proof.note else ""
+                raise HeadlabError(
+                    f"{self.model} fails its check{where}: {proof.claim}, but the difference is "
+                    f"{proof.difference:.3g} where {proof.tolerance:.3g} is allowed{note}"
+                )
+        return self
+
+    def as_dict(self) -> dict[str, Any]:
+        proofs = [{**asdict(proof), "passed": proof.passed} for proof in self.proofs]
+        return {"model": self.model, "passed": self.passed, "proofs": proofs}
+
+
+def check(model: Model) -> Check:
+    """Run every proof on random tokens and report the largest difference of each.
+
+    Never raises for a wrong model: `.passed` says, `.require()` raises. As a side effect the model
+    learns whether passes may restart at a layer.
+
+    >>> headlab.check(model).passed                                           # doctest: +SKIP
+    True
+    """
+    tokens = _random_tokens(model)
+    proofs = []
+    for prove in (_finite, _causal, _identity, _called_once, _head_order, _head_sum, _surgery):
+        proof = prove(model, tokens)
+        proofs.append(proof)
+        if proof.refuses and prove in (_finite, _called_once):
+            break  # nothing after it could be computed
+    else:
+        proofs.append(_restart(model, tokens))
+        model.restartable = proofs[-1].passed
+    return Check(model.name, proofs)
+
+
+def _finite(model: Model, tokens: Tokens) -> Proof:
+    logits = model(tokens)
+    return Proof(
+        "finite",
+        "every logit is a finite number",
+        float((~torch.isfinite(logits)).sum()),
+        0.0,
+        note="the number of logits that are NaN or infinite",
+    )
+
+
+def _causal(model: Model, tokens: Tokens) -> Proof:
+    changed = tokens.ids.clone()
+    changed[:, -1] = tokens.ids[:, 0]
+    before, after = model(tokens), model(tokens._replace(ids=changed))
+    return _compared(
+        model,
+        "causal",
+        "changing the last token changes nothing before it",
+        before[:, :-1],
+        after[:, :-1],
+    )
+
+
+def _identity(model: Model, tokens: Tokens) -> Proof:
+    plain = model(tokens)
+    with model.gated(Gates.ones(model)):
+        gated = model(tokens)
+    return Proof(
+        "identity",
+        "all gates 1 give the untouched model's logits bit for bit",
+        _difference(plain, gated),
+        0.0,
+    )
+
+
+def _called_once(model: Model, tokens: Tokens) -> Proof:
+    calls = [0] * model.n_layers
+
+    def count(layer: int, z: Tensor) -> None:
+        calls[layer] += 1
+
+    model.observe(tokens, count)
+    worst = max(range(model.n_layers), key=lambda layer: abs(calls[layer] - 1))
+    return Proof(
+        "seam",
+        "each layer's output projection is called once in a pass",
+        float(abs(calls[worst] - 1)),
+        0.0,
+        worst,
+        f"called {calls[worst]} times",
+    )
+
+
+def _head_order(model: Model, tokens: Tokens) -> Proof:
+    claim = "each head's slice of the projection's input is that head's attention output"
+    seen = [each for each in sightings(model.hf, tokens.ids) if each.projection in model.seam.paths]
+    if len(seen) != model.n_layers:
+        return Proof("heads", claim, float("inf"), 0.0, note=f"attention seen {len(seen)} times")
+    return _worst_layer(_head_order_of_layers(model, seen, claim))
+
+
+def _head_order_of_layers(model: Model, seen: list[Any], claim: str) -> Iterator[Proof]:
+    for layer, sighting in enumerate(seen):
+        heads, width = sighting.output.shape[2:]
+        if (heads, width) != (model.n_heads, model.head_width):
+            note = (
+                f"attention has {heads} heads of width {width}, "
+                f"{model.n_heads} of width {model.head_width} were read"
+            )
+            yield Proof("heads", claim, float("inf"), 0.0, layer, note)
+        else:
+            z = sighting.z.unflatten(-1, (heads, width))
+            yield Proof("heads", claim, _difference(sighting.output, z), 0.0, layer)
+
+
+def _head_sum(model: Model, tokens: Tokens) -> Proof:
+    outputs: dict[int, Tensor] = {}
+    handles = [
+        projection.register_forward_hook(
+            lambda _, __, out, layer=layer: outputs.update({layer: out})
+        )
+        for layer, projection in enumerate(model.seam.projections)
+    ]
+    try:
+        z = model.head_outputs(tokens)  # [layer, example, position, head, width]
+    finally:
+        for handle in handles:
+            handle.remove()
+    return _worst_layer(_head_sum_of_layers(model, z, outputs))
+
+
+def _head_sum_of_layers(model: Model, z: Tensor, outputs: dict[int, Tensor]) -> Iterator[Proof]:
+    claim = "the heads' shares z_h W_h and the bias sum to the projection's own output"
+    for layer, projection in enumerate(model.seam.projections):
+        weight = _head_weights(model, layer)
+        if weight is None:
+            yield _unmeasured("sum", claim, layer)
+            continue
+        wide = torch.promote_types(z.dtype, torch.float32)
+        shares = [
+            z[layer, :, :, head].to(weight.device, wide) @ weight[head].to(wide)
+            for head in range(model.n_heads)
+        ]
+        total = torch.stack(shares).sum(0)
+        bias = getattr(projection, "bias", None)
+        total = total if bias is None else total + bias.to(wide)
+        yield _compared(model, "sum", claim, outputs[layer].to(wide), total, layer)
+
+
+def _surgery(model: Model, tokens: Tokens) -> Proof:
+    return _worst_layer(_surgery_of_layers(model, tokens))
+
+
+def _surgery_of_layers(model: Model, tokens: Tokens) -> Iterator[Proof]:
+    claim = "a head at gate 0 equals zeroing its columns of the projection's weight"
+    for layer in sorted({0, model.n_layers // 2, model.n_layers - 1}):
+        head = Head(layer, (layer + 1) % model.n_heads)
+        weights = _head_weights(model, layer)
+        if weights is None:
+            yield _unmeasured("ablation", claim, layer)
+            continue
+        with model.gated(Gates.ablate(model, [head])):
+            gated = model(tokens)
+        with torch.no_grad():
+            weights = weights.clone()
+            weights[head.head] = 0
+            name = f"{model.seam.paths[layer]}.weight"
+            cut = {name: _as_weight(model.seam.projections[layer], weights)}
+            surgical = functional_call(model.hf, cut, (), model.inputs(tokens)).logits
+        yield _compared(model, "ablation", claim, surgical, gated, layer)
+
+
+def _restart(model: Model, tokens: Tokens) -> Proof:
+    claim = "a pass restarted at any layer gives the full pass's logits bit for bit"
+    try:
+        clean = clean_pass(model, tokens)
+        proof = _worst_layer(_restart_at_layers(model, tokens, clean, claim))
+    except Exception as error:  # the model's own code runs here in a way it was not written for
+        return Proof("restart", claim, float("inf"), 0.0, note=str(error), required=False)
+    return proof
+
+
+def _restart_at_layers(model: Model, tokens: Tokens, clean: Any, claim: str) -> Iterator[Proof]:
+    for layer in range(model.n_layers):
+        with restarted(model, layer, clean):
+            logits = model(tokens)
+        difference = _difference(clean.logits, logits)
+        yield Proof("restart", claim, difference, 0.0, layer, required=False)
+
+
+# --- the small parts ---
+
+
+def _random_tokens(model: Model) -> Tokens:
+    vocabulary = model.hf.get_input_embeddings().weight.shape[0]
+    random = torch.Generator().manual_seed(0)
+    ids = torch.randint(vocabulary, (_PROMPTS, _LENGTH), generator=random)
+    return model.tokens(ids)
+
+
+def _head_weights(model: Model, layer: int) -> Tensor | None:
+    """The projection's weight by head, [head, width, hidden]; None if it is not a plain matrix."""
+    projection = model.seam.projections[layer]
+    weight = getattr(projection, "weight", None)
+    if not isinstance(weight, Tensor) or not weight.is_floating_point() or weight.is_meta:
+        return None
+    if hasattr(projection, "base_layer"):  # an adapter adds to the weight
+        return None
+    weight = weight.detach() if isinstance(projection, Conv1D) else weight.detach().T
+    return weight.reshape(model.n_heads, model.head_width, -1)
+
+
+def _as_weight(projection: Any, by_head: Tensor) -> Tensor:
+    weight = by_head.flatten(0, 1)
+    return weight if isinstance(projection, Conv1D) else weight.T
+
+
+def _difference(a: Tensor, b: Tensor) -> float:
+    if a.shape != b.shape:
+        return float("inf")
+    difference = (a.double() - b.to(a.device).double()).abs().max()
+    return float("inf") if difference.isnan() else float(difference)
+
+
+def _compared(
+    model: Model, name: str, claim: str, expected: Tensor, got: Tensor, layer: int | None = None
+) -> Proof:
+    scale = max(1.0, float(expected.abs().max()))
+    tolerance = _TOLERANCE[model.dtype] * scale
+    return Proof(name, claim, _difference(expected, got), tolerance, layer)
+
+
+def _unmeasured(name: str, claim: str, layer: int) -> Proof:
+    note = "not measured: the projection's weight is not a plain matrix here"
+    return Proof(name, claim, None, 0.0, layer, note)
+
+
+def _worst_layer(proofs: Iterator[Proof]) -> Proof:
+    """The proof whose difference exceeds its tolerance most, or else is largest."""
+
+    def badness(proof: Proof) -> tuple[bool, float]:
+        if proof.difference is None:
+            return False, -1.0
+        return not proof.passed, proof.difference
+
+    return max(proofs, key=badness)
