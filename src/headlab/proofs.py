@@ -79,6 +79,7 @@ class Check:
         return {"model": self.model, "passed": self.passed, "proofs": proofs}
 
 
+@torch.no_grad()
 def check(model: Model) -> Check:
     """Run every proof on random tokens and report the largest difference of each.
 

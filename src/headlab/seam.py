@@ -70,8 +70,8 @@ def find_seam(hf: PreTrainedModel, name: str) -> Seam:
     modules = dict(hf.named_modules())
     config = hf.config.get_text_config()
     n_layers = getattr(config, "num_hidden_layers", None)
-    pattern = PROJECTIONS.get(config.model_type, "")
-    paths = [pattern.replace("*", str(layer)) for layer in range(n_layers or 0)]
+    pattern = PROJECTIONS.get(config.model_type)
+    paths = [pattern.replace("*", str(layer)) for layer in range(n_layers or 0)] if pattern else []
     heads = getattr(config, "num_attention_heads", None)
     found: Literal["table", "structure"] = "table"
     if not paths or not isinstance(heads, int) or any(path not in modules for path in paths):

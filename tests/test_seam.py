@@ -1,0 +1,309 @@
+"""The seam is where it should be, on every architecture: the exactness claims of the design."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from tiny import ARCHITECTURES, CONFIGS, STRANGERS, random_ids, tiny
+from torch.func import functional_call
+from transformers.pytorch_utils import Conv1D
+
+import headlab
+from headlab import Gates, Head, HeadlabError, Model
+from headlab.proofs import check
+from headlab.restart import clean_pass, restarted
+from headlab.seam import PROJECTIONS
+
+# Written out by hand, apart from the code under test: (KV heads, width of a head).
+SHAPES = dict.fromkeys(ARCHITECTURES, (4, 8)) | {
+    "llama": (2, 8),
+    "llama-wide": (2, 12),
+    "llama-mqa": (1, 8),
+    "mistral": (2, 12),
+    "mixtral": (2, 8),
+    "qwen2": (2, 8),
+    "qwen3": (2, 12),
+    "qwen3-moe": (2, 12),
+    "gemma2": (2, 12),
+    "gemma3": (2, 12),
+    "olmo": (2, 8),
+    "olmo2": (2, 8),
+    "phi3": (2, 8),
+    "falcon": (2, 8),
+    "falcon-mqa": (1, 8),
+    "starcoder2": (2, 8),
+    "granite": (2, 8),
+    "cohere": (2, 8),
+}
+each_architecture = pytest.mark.parametrize("name", ARCHITECTURES)
+
+
+@pytest.fixture
+def model(name: str) -> Model:
+    return Model(tiny(name), name=name)
+
+
+def plain_logits(model: Model, ids: torch.Tensor) -> torch.Tensor:
+    """transformers alone, nothing of ours."""
+    with torch.no_grad():
+        return model.hf(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
+
+
+def without_columns(model: Model, ids: torch.Tensor, head: Head) -> torch.Tensor:
+    """The logits with the head's columns of the output projection's weight zeroed, by hand."""
+    path, width = model.seam.paths[head.layer], SHAPES[model.name][1]
+    projection = model.hf.get_submodule(path)
+    weight = projection.weight.detach().clone()
+    columns = slice(head.head * width, (head.head + 1) * width)
+    if isinstance(projection, Conv1D):
+        weight[columns, :] = 0
+    else:
+        weight[:, columns] = 0
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
+    with torch.no_grad():
+        return functional_call(model.hf, {f"{path}.weight": weight}, (), inputs).logits
+
+
+def test_the_table_covers_every_architecture_tested():
+    assert {CONFIGS[name]().model_type for name in ARCHITECTURES} == set(PROJECTIONS)
+
+
+@each_architecture
+def test_heads_are_read_from_the_projection(model):
+    assert model.seam.found == "table"
+    assert (model.n_layers, model.n_heads) == (3, 4)
+    assert (model.seam.kv_heads, model.head_width) == SHAPES[model.name]
+
+
+@each_architecture
+def test_check_passes_with_restart_proved(model):
+    result = check(model)
+    assert result.passed, result
+    assert [proof.name for proof in result.proofs] == [
+        "finite",
+        "causal",
+        "identity",
+        "seam",
+        "heads",
+        "sum",
+        "ablation",
+        "restart",
+    ]
+    assert all(proof.passed for proof in result.proofs), result
+    assert model.restartable
+
+
+@each_architecture
+def test_gates_of_one_change_no_bit(model):
+    ids = random_ids(3, 9)
+    calls = []
+    handles = [
+        projection.register_forward_hook(lambda *_: calls.append(1))
+        for projection in model.seam.projections
+    ]
+    with model.gated(Gates.ones(model)):
+        gated = model(ids)
+        hooks = [len(projection._forward_pre_hooks) for projection in model.seam.projections]
+    for handle in handles:
+        handle.remove()
+    assert len(calls) == model.n_layers
+    assert hooks == [1] * model.n_layers, "the seam must be active in every layer"
+    assert torch.equal(gated, plain_logits(model, ids))
+
+
+@each_architecture
+def test_gates_of_one_change_no_bit_under_any_reference(model):
+    ids = random_ids(2, 7)
+    plain = plain_logits(model, ids)
+    for reference in (
+        headlab.mean_reference(model, list(random_ids(4, 6, seed=5))),
+        headlab.counterfactual_reference(model, list(ids), list(random_ids(2, 7, seed=6))),
+    ):
+        with model.gated(Gates.ones(model), reference):
+            assert torch.equal(model(ids), plain)
+
+
+@each_architecture
+def test_ablating_a_head_equals_zeroing_its_columns(model):
+    ids = random_ids(2, 8)
+    plain = plain_logits(model, ids)
+    for layer in range(3):
+        for number in range(4):
+            head = Head(layer, number)
+            with model.gated(Gates.ablate(model, [head])):
+                gated = model(ids)
+            expected = without_columns(model, ids, head)
+            assert (gated - expected).abs().max() < 1e-5, head
+            assert (gated - plain).abs().max() > 1e-4, f"{head} has no effect: a blind test"
+
+
+@each_architecture
+def test_all_heads_in_one_batch_equal_one_by_one(model):
+    ids = random_ids(2, 8)
+    with model.gated(Gates.each_head(model)):
+        together = model(ids).view(12, 2, 8, -1)
+    for number in (0, 5, 11):
+        with model.gated(Gates.ablate(model, [Head(*divmod(number, 4))])):
+            assert (model(ids) - together[number]).abs().max() < 1e-5
+
+
+@each_architecture
+def test_padding_changes_nothing(model):
+    long, short = random_ids(1, 9)[0], random_ids(1, 5, seed=3)[0]
+    gates = Gates.ablate(model, [Head(1, 2)], scale=0.3)
+    with model.gated(gates):
+        alone = model(short)[0]
+        right = model([long, short])[1, :5]
+        left = model([long, short], padding="left")[1, 4:]
+    assert (alone - right).abs().max() < 1e-5
+    assert (alone - left).abs().max() < 1e-5
+
+
+@each_architecture
+def test_a_restart_with_gates_equals_the_full_pass(model):
+    ids = random_ids(2, 8)
+    tokens = model.tokens(ids)
+    clean = clean_pass(model, tokens)
+    for layer in range(3):
+        with model.gated(Gates.ablate(model, [Head(layer, 1)])):
+            full = model(tokens)
+            with restarted(model, layer, clean):
+                assert torch.equal(model(tokens), full)
+    assert torch.equal(model(tokens), clean.logits), "the model must be whole again"
+
+
+@each_architecture
+def test_structure_alone_finds_what_the_table_says(name, monkeypatch):
+    by_table = Model(tiny(name)).seam
+    monkeypatch.setattr("headlab.seam.PROJECTIONS", {})
+    by_structure = Model(tiny(name)).seam
+    assert by_structure.found == "structure"
+    assert by_structure.paths == by_table.paths
+    assert (by_structure.heads, by_structure.width) == (by_table.heads, by_table.width)
+
+
+@pytest.mark.parametrize("name", list(STRANGERS))
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_an_unknown_architecture_is_found_by_structure_and_proved(name, attention):
+    hf = tiny(name)
+    try:
+        hf.set_attn_implementation(attention)
+    except ValueError as error:
+        pytest.skip(str(error).splitlines()[0])
+    model = Model(hf)
+    assert model.seam.found == "structure"
+    assert model.n_heads == 4
+    assert check(model).passed, check(model)
+
+
+@pytest.mark.parametrize("name", ["llama-wide", "gemma2", "gpt2", "falcon"])
+def test_bfloat16_keeps_the_exact_claims(name):
+    model = Model(tiny(name, torch.bfloat16), name=name)
+    result = check(model)
+    assert result.passed, result
+    assert {proof.name: proof.difference for proof in result.proofs}["identity"] == 0
+    ids = random_ids(2, 8)
+    with model.gated(Gates.ablate(model, [Head(1, 2)])):
+        gated = model(ids)
+    assert torch.equal(gated, without_columns(model, ids, Head(1, 2)))
+
+
+# --- check refuses what is wrong ---
+
+
+@each_architecture
+@pytest.mark.parametrize("factor", [0.5, 2])
+def test_check_refuses_a_misread_head_count(model, factor):
+    wrong = int(model.seam.heads * factor)
+    total = model.seam.heads * model.seam.width
+    model.seam = dataclasses.replace(model.seam, heads=wrong, width=total // wrong)
+    result = check(model)
+    assert not result.passed
+    with pytest.raises(HeadlabError, match=rf"layer 0.*4 heads of width.*{wrong} of width"):
+        result.require()
+
+
+@each_architecture
+def test_check_refuses_permuted_heads(model):
+    def permute(_, args):
+        z = args[0].unflatten(-1, (4, -1))
+        return (z[..., [1, 0, 2, 3], :].flatten(-2), *args[1:])
+
+    handle = model.seam.projections[1].register_forward_pre_hook(permute)
+    try:
+        with pytest.raises(HeadlabError, match="layer 1: each head's slice"):
+            check(model).require()
+    finally:
+        handle.remove()
+
+
+def test_check_refuses_a_seam_after_the_projection():
+    """The classic mistake: the MLP's input (or any later place) sliced as if it were heads."""
+    model = Model(tiny("llama"), name="llama")
+    ups = [block.mlp.gate_proj for block in model.seam.blocks]
+    paths = [f"model.layers.{layer}.mlp.gate_proj" for layer in range(3)]
+    model.seam = dataclasses.replace(model.seam, projections=ups, paths=paths)
+    with pytest.raises(HeadlabError, match="each head's slice"):
+        check(model).require()
+
+
+def test_check_refuses_a_model_that_is_not_causal():
+    import transformers as hf
+
+    config = hf.BertConfig(
+        vocab_size=96, hidden_size=32, num_hidden_layers=2, num_attention_heads=4
+    )
+    model = Model(hf.BertLMHeadModel(config), name="bert")
+    with pytest.raises(HeadlabError, match="changing the last token changes nothing before it"):
+        check(model).require()
+
+
+def test_check_refuses_a_projection_that_is_never_called():
+    """BLOOM's slow-but-exact mode multiplies with the weight itself, past the module."""
+    import transformers as hf
+
+    config = hf.BloomConfig(
+        hidden_size=32, n_layer=2, n_head=4, vocab_size=96, pretraining_tp=2, slow_but_exact=True
+    )
+    model = Model(hf.BloomForCausalLM(config).eval(), name="bloom")
+    with pytest.raises(HeadlabError, match=r"layer 0: .*called once.*called 0 times"):
+        check(model).require()
+
+
+def test_restart_that_cannot_be_proved_is_switched_off_not_trusted():
+    class Carry(torch.nn.Module):
+        """A layer that hands something to the next one past the hidden states."""
+
+        carried: list[torch.Tensor] = []  # noqa: RUF012
+
+        def __init__(self, block, first):
+            super().__init__()
+            self.block, self.first = block, first
+
+        def forward(self, hidden_states, **kwargs):
+            if self.first:
+                Carry.carried[:] = [hidden_states]
+            elif Carry.carried:
+                hidden_states = hidden_states + Carry.carried.pop()
+            return self.block(hidden_states, **kwargs)
+
+    import copy
+
+    hf = copy.deepcopy(tiny("llama"))
+    for layer, block in enumerate(hf.model.layers):
+        hf.model.layers[layer] = Carry(block, layer == 0)
+    model = Model(hf, name="carry")
+    result = check(model)
+    assert result.passed, "the seam itself is fine"
+    assert not result.proofs[-1].passed
+    assert not model.restartable
+
+
+def test_models_without_heads_are_refused_in_one_sentence():
+    import transformers as hf
+
+    config = hf.MambaConfig(vocab_size=96, hidden_size=32, num_hidden_layers=2)
+    with pytest.raises(HeadlabError, match="no attention was seen"):
+        Model(hf.MambaForCausalLM(config), name="mamba")
