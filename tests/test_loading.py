@@ -34,7 +34,7 @@ def in_hub_cache(home: Path, hub_id: str) -> dict[str, str]:
 
 
 def test_a_folder_loads_frozen_and_checked(folder):
-    model = headlab.load(folder)
+    model = headlab.load(folder, device="cpu")
     ids = random_ids(2, 6)
     with torch.no_grad():
         assert torch.equal(model(ids), tiny("llama")(ids, use_cache=False).logits)
@@ -51,7 +51,7 @@ def test_a_loaded_model_is_taken_as_it_is():
 
 
 def test_a_gguf_file_gives_the_same_numbers_as_the_model_it_was_made_from(tmp_path):
-    model = headlab.load(save_tiny_gguf(tmp_path / "tiny.gguf"))
+    model = headlab.load(save_tiny_gguf(tmp_path / "tiny.gguf"), device="cpu")
     ids = random_ids(2, 9)
     assert torch.equal(model(ids), headlab.load(tiny("llama"))(ids))
     assert model.token_texts(model.ids("the cat sat")) == ["the", " cat", " sat"]
@@ -90,7 +90,7 @@ def test_a_hub_id_loads_from_the_hub_cache_offline(tmp_path):
     environment = in_hub_cache(tmp_path, "someone/tiny-llama")
     script = (
         "import headlab; from headlab.aliases import known_models;"
-        "print(headlab.load('someone/tiny-llama'));"
+        "print(headlab.load('someone/tiny-llama', device='cpu'));"
         "print([model.name for model in known_models() if model.here])"
     )
     done = subprocess.run(

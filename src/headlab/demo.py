@@ -139,7 +139,6 @@ def write_page(model: Model, check: Check, findings: list[Finding], folder: Path
         check=check,
         findings=findings,
         picture=base64.b64encode(picture.read_bytes()).decode(),
-        caption=caption,
         n_heads=N_HEADS,
         n_draws=N_DRAWS,
         version=__version__,
