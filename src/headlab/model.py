@@ -94,6 +94,25 @@ class Model:
             limit = self.tokenizer.model_max_length
         return limit if limit and limit < 10**9 else None
 
+    def describe(self) -> dict[str, Any]:
+        """What a report says about the model."""
+        return {
+            "model": self.name,
+            "architecture": type(self.hf).__name__,
+            "layers": self.n_layers,
+            "heads": self.n_heads,
+            "kv_heads": self.seam.kv_heads,
+            "head_width": self.head_width,
+            "parameters": self.n_parameters,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "device": str(self.device),
+            "attention": self.hf.config._attn_implementation,
+            "bos": f"{'yes' if self.bos else 'no'} ({self.bos_policy})",
+            "max_length": self.max_length,
+            "seam": self.seam.paths[0],
+            "seam_found_by": self.seam.found,
+        }
+
     def __repr__(self) -> str:
         return (
             f"Model({self.name!r}, {self.n_layers} layers x {self.n_heads} heads, "

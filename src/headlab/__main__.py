@@ -1,0 +1,5 @@
+"""python -m headlab"""
+
+from headlab.cli import main
+
+main()
