@@ -42,6 +42,8 @@ def converted(gguf: Path, folder: Path) -> Path:
 
     Made if it is not there or not as it was written; two processes asking at once make it once.
     """
+    if _is_whole(folder):  # asked before the lock: a finished cache may be read-only
+        return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.with_name(folder.name + ".lock")):
