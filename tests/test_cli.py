@@ -86,7 +86,7 @@ def test_check_describes_the_model_and_every_proof(folder):
     expected = {"layers": 3, "heads": 4, "kv_heads": 2, "head_width": 8, "passed": True}
     assert {key: record[key] for key in expected} == expected
     assert record["parameters"] == headlab.load(folder).n_parameters
-    assert len(record["proofs"]) == 8
+    assert len(record["proofs"]) == 9
     assert all(proof["passed"] for proof in record["proofs"])
     text = run("check", folder).stdout
     assert "kv heads" in text
@@ -153,7 +153,7 @@ def test_options_reach_the_gates(folder):
 
 def test_mean_reference_from_text_and_jsonl(folder, tmp_path):
     prompts = ["the cat sat", "the mat"]
-    (tmp_path / "prompts.txt").write_text("\n".join(prompts) + "\n\n")
+    (tmp_path / "prompts.txt").write_text("\ufeff" + "\n".join(prompts) + "\r\n\n")
     lines = [json.dumps({"prompt": prompt, "target": " x"}) for prompt in prompts]
     (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
     model = headlab.load(folder)
@@ -201,6 +201,12 @@ def test_mean_reference_from_text_and_jsonl(folder, tmp_path):
         (["--device", "gpu"], {}, "no device 'gpu'"),
         (["--bos", "maybe"], {}, "bos is auto, yes or no"),
         (["--attn", "magic"], {}, "cannot load"),
+        (["--device", "meta"], {}, "no device 'meta'"),
+        (["--device", "cpu", "--device-map", "auto"], {}, "device or device_map, not both"),
+        (["--revision", "main"], {}, "a revision is of a model on the hub"),
+        (["--scale", "1e308"], {}, "gates must be finite"),
+        (["--scale", "3e38"], {}, "not finite numbers under these gates"),
+        ([], {"prompt": "\udcff bad"}, "is not valid UTF-8 text"),
     ],
 )
 def test_bad_input_is_one_clear_sentence(folder, args, options, sentence):
@@ -211,6 +217,9 @@ def test_bad_input_is_one_clear_sentence(folder, args, options, sentence):
     ("name", "content", "sentence"),
     [
         ("empty.txt", b"\n \n", "is empty; give one prompt a line"),
+        ("prompts.json", b"[]", "neither .txt (one prompt a line) nor .jsonl"),
+        ("prompts.txt", b'{"prompt": "a"}', "looks like JSONL; name it .jsonl"),
+        ("long.txt", b"the cat\n" + b"the cat " * 40, "prompt 2 of the reference data: the prompt"),
         ("latin.txt", b"caf\xe9", "is not UTF-8 text (byte 3)"),
         ("broken.jsonl", b'{"prompt": "a"}\n{"prompt"', "broken.jsonl line 2 is not JSON"),
         ("other.jsonl", b'{"text": "a"}', 'other.jsonl line 1 has no "prompt"'),
@@ -289,4 +298,4 @@ def test_the_demo_ends_with_its_pages_path_alone(tmp_path):
 def test_the_demo_refuses_a_folder_it_cannot_make(tmp_path):
     (tmp_path / "file").write_text("")
     sentence = error_of(run("demo", "--out", str(tmp_path / "file" / "x"), "--quiet"))
-    assert "Not a directory" in sentence
+    assert "is a file" in sentence

@@ -291,6 +291,7 @@ def test_gates_work_under_generate(llama):
         (torch.ones(3, 4), "mask head", "the axes of gates are layer and head"),
         (torch.ones(3, 4), "layer neuron", "the axes of gates are layer and head"),
         (torch.full((3, 4), float("nan")), None, "must be finite"),
+        (torch.ones(0, 3, 4), None, "hold no mask"),
     ],
 )
 def test_malformed_gates_are_refused(values, axes, sentence):

@@ -224,6 +224,41 @@ def test_remote_code_is_not_run_unless_asked(folder):
     assert not list(folder.glob("*.ran"))
 
 
+def test_a_config_of_another_model_is_refused_or_noted(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 48}))
+    sentence = refusal(folder)
+    assert "has shape" in sentence
+    assert "by the config" in sentence
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2}))
+    (note,) = headlab.load(folder).notes
+    assert "9 tensors of the checkpoint are not used (first model.layers.2" in note
+
+
+def test_a_folder_without_a_tokenizer_takes_ids_only(folder):
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").unlink()
+    model = headlab.load(folder)
+    assert model(random_ids(1, 4)).shape == (1, 4, 96)
+    with pytest.raises(HeadlabError, match="has no tokenizer"):
+        model("the cat")
+
+
+def test_what_is_not_a_model_is_refused():
+    assert "takes a name, a path or a transformers model, not int" in refusal(5)
+    assert "not Linear" in refusal(torch.nn.Linear(2, 2))
+    assert "has no language-model head" in refusal(tiny("gpt2").transformer)
+    assert "is empty" in refusal("")
+    assert "this model is loaded already" in refusal(tiny("gpt2"), dtype="float64")
+
+
+def test_a_folder_named_like_an_alias_is_pointed_out(tmp_path, monkeypatch):
+    save_tiny(tmp_path / "gpt2")
+    monkeypatch.chdir(tmp_path)
+    assert "for the folder write './gpt2'" in refusal("gpt2")
+    assert headlab.load("./gpt2").n_layers == 3
+
+
 def test_an_unknown_dtype_is_refused(folder):
     assert "dtype is one of float32, bfloat16" in refusal(folder, dtype="int8")
 

@@ -89,6 +89,25 @@ def test_targets_that_cannot_be_scored_are_refused(model):
         model.tokens([])
 
 
+def test_heads_in_any_form(model):
+    forms = ["L1H2", "L1H2,1.2", Head(1, 2), ["L1H2"], [Head(1, 2)], [(1, 2)]]
+    values = [headlab.Gates.ablate(model, form).values for form in forms]
+    assert all(torch.equal(value, values[0]) for value in values)
+    assert values[0][0, 0, 1, 2, 0] == 0
+
+
+def test_a_string_is_not_a_list_of_prompts(model):
+    with pytest.raises(HeadlabError, match="needs a list of prompts"):
+        headlab.mean_reference(model, "the cat")
+    with pytest.raises(HeadlabError, match="needs lists of prompts"):
+        headlab.counterfactual_reference(model, "the cat", "the mat")
+    with (
+        pytest.raises(HeadlabError, match="'mean' is not a reference"),
+        model.gated(torch.ones(3, 4), "mean"),
+    ):
+        pass
+
+
 def test_text_without_a_tokenizer_is_refused():
     with pytest.raises(HeadlabError, match="has no tokenizer; give token ids"):
         Model(tiny("llama"))("the cat")

@@ -89,6 +89,7 @@ def test_check_passes_with_restart_proved(model):
         "heads",
         "sum",
         "ablation",
+        "places",
         "restart",
     ]
     assert all(proof.passed for proof in result.proofs), result
@@ -162,16 +163,34 @@ def test_padding_changes_nothing(model):
 
 
 @each_architecture
-def test_a_restart_with_gates_equals_the_full_pass(model):
-    ids = random_ids(2, 8)
-    tokens = model.tokens(ids)
-    clean = clean_pass(model, tokens)
+@pytest.mark.parametrize("share", [False, True])
+def test_a_restart_with_gates_equals_the_full_pass(model, share):
+    check(model)
+    tokens = model.tokens(random_ids(2, 8))
+    places = tokens.mask.nonzero(as_tuple=True)
+    clean = clean_pass(model, tokens, range(3), *places)
     for layer in range(3):
         with model.gated(Gates.ablate(model, [Head(layer, 1)])):
-            full = model(tokens)
-            with restarted(model, layer, clean):
-                assert torch.equal(model(tokens), full)
-    assert torch.equal(model(tokens), clean.logits), "the model must be whole again"
+            full = model.logits_at(tokens, *places)
+            with restarted(model, layer, clean, share=share):
+                assert torch.equal(model.logits_at(tokens, *places), full)
+    assert torch.equal(model.logits_at(tokens, *places), clean.logits), "whole again"
+
+
+@each_architecture
+def test_masks_that_restart_together_equal_full_passes(model):
+    check(model)
+    tokens = model.tokens(random_ids(2, 8))
+    last = torch.tensor([0, 1]), torch.tensor([7, 7])
+    clean = clean_pass(model, tokens, [1], *last)
+    masks = [Gates.ablate(model, [Head(1, head), Head(2, 3 - head)]) for head in range(4)]
+    rows = torch.arange(8), torch.full((8,), 7)
+    repeated = tokens._replace(ids=tokens.ids.repeat(4, 1), mask=tokens.mask.repeat(4, 1))
+    with model.gated(Gates.stack(masks)), restarted(model, 1, clean, copies=4):
+        together = model.logits_at(repeated, *rows).view(4, 2, -1)
+    for number, mask in enumerate(masks):
+        with model.gated(mask):
+            assert (model(tokens)[:, -1] - together[number]).abs().max() < 1e-5
 
 
 @each_architecture
@@ -299,6 +318,11 @@ def test_restart_that_cannot_be_proved_is_switched_off_not_trusted():
     assert result.passed, "the seam itself is fine"
     assert not result.proofs[-1].passed
     assert not model.restartable
+    tokens = model.tokens(random_ids(1, 5))
+    clean = clean_pass(model, tokens, [1], torch.tensor([0]), torch.tensor([4]))
+    with pytest.raises(HeadlabError, match="has not been proved to restart"):  # noqa: SIM117
+        with restarted(model, 1, clean):
+            pass
 
 
 def test_models_without_heads_are_refused_in_one_sentence():

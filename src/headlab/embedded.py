@@ -61,7 +61,8 @@ def _convert(gguf: Path, folder: Path) -> None:
         hf, tokenizer = read_gguf(gguf)
         try:
             hf.save_pretrained(room)
-            tokenizer.save_pretrained(room)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(room)
         except Exception as error:  # safetensors has its own type for what the system refused
             raise _as_os_error(error) from error
         files = {path.name: _fingerprint(path) for path in sorted(room.iterdir())}

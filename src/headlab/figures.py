@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
+import io
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import matplotlib
+
+from headlab.files import write_whole
 
 matplotlib.use("Agg")  # files only: no screen is needed
 
@@ -34,20 +37,23 @@ def save(figure: Figure, folder: Path, name: str, rows: Sequence[Mapping[str, An
     for ending in ("png", "pdf"):
         # A date in the file would make every run's bytes differ.
         metadata = {"CreationDate": None} if ending == "pdf" else {"Software": None}
-        figure.savefig(folder / f"{name}.{ending}", bbox_inches="tight", metadata=metadata)
+        picture = io.BytesIO()
+        figure.savefig(picture, format=ending, bbox_inches="tight", metadata=metadata)
+        write_whole(folder / f"{name}.{ending}", picture.getvalue())
     plt.close(figure)
-    with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    table = io.StringIO()
+    writer = csv.DictWriter(table, fieldnames=list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    write_whole(folder / f"{name}.csv", table.getvalue())
     return folder / f"{name}.png"
 
 
 def probability_bars(panels: Sequence[Mapping[str, Any]], caption: str) -> Figure:
     """One panel a prompt: the answer's probability with all heads, without the chosen ones, and
-    without as many random ones (each draw a dot, bar at their mean, line over their middle 95 %).
+    without as many random ones (each draw a dot, bar at their mean, line over their range).
 
-    A panel has title, clean, chosen (numbers), random (numbers of the draws), low and high.
+    A panel has title, clean, chosen (numbers), random (numbers of the draws).
     """
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(
@@ -57,7 +63,7 @@ def probability_bars(panels: Sequence[Mapping[str, Any]], caption: str) -> Figur
             draws = panel["random"]
             heights = [panel["clean"], panel["chosen"], sum(draws) / len(draws)]
             axis.bar(range(3), heights, color=[GREY, ORANGE, BLUE], width=0.65, alpha=0.85)
-            axis.plot([2, 2], [panel["low"], panel["high"]], color="black", lw=1.2, zorder=3)
+            axis.plot([2, 2], [min(draws), max(draws)], color="black", lw=1.2, zorder=3)
             spread = [
                 2 + 0.22 * ((i * 7) % len(draws) / len(draws) - 0.5) for i in range(len(draws))
             ]

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from headlab.errors import HeadlabError
-from headlab.heads import Head, require_in_range
+from headlab.heads import Head, as_heads, require_in_range
 
 if TYPE_CHECKING:
     from headlab.model import Model
 
 _CHUNK = 32  # prompts in one pass when a mean is taken: bounds memory, changes no number
 
+Heads = str | Head | Iterable[str | Head]  # "L5H1,L7H2", Head(5, 1), or a list of either
 AXES = ("mask", "example", "layer", "head", "position")
 
 
@@ -51,6 +52,7 @@ class Gates:
     """
 
     def __init__(self, values: Tensor, axes: str | None = None):
+        values = torch.as_tensor(values)
         if axes is None:
             default = {2: "layer head", 3: "mask layer head"}
             if values.ndim not in default:
@@ -69,6 +71,8 @@ class Gates:
             )
         if not values.is_floating_point():
             values = values.float()
+        if not values.numel():
+            raise HeadlabError(f"gates of shape {list(values.shape)} hold no mask")
         if not torch.isfinite(values).all():
             raise HeadlabError("gates must be finite numbers; NaN or infinity was given")
         present = [name for name in AXES if name in names]
@@ -77,6 +81,10 @@ class Gates:
             if name not in names:
                 values = values.unsqueeze(axis)
         self.values = values  # [mask, example|1, layer, head, position|1]
+
+    def __repr__(self) -> str:
+        sizes = zip(AXES, self.values.shape, strict=True)
+        return f"Gates({', '.join(f'{axis} {size}' for axis, size in sizes if size > 1)})"
 
     @property
     def n_masks(self) -> int:
@@ -88,20 +96,14 @@ class Gates:
         return cls(torch.ones(model.n_layers, model.n_heads))
 
     @classmethod
-    def ablate(cls, model: Model, heads: Iterable[Head], scale: float = 0.0) -> Gates:
+    def ablate(cls, model: Model, heads: Heads, scale: float = 0.0) -> Gates:
         """The named heads at `scale`, all others at 1."""
-        values = torch.ones(model.n_layers, model.n_heads)
-        for head in require_in_range(heads, model.n_layers, model.n_heads, model.name):
-            values[head] = scale
-        return cls(values)
+        return cls(_set_heads(model, heads, at=scale, others=1.0))
 
     @classmethod
-    def keep(cls, model: Model, heads: Iterable[Head], scale: float = 0.0) -> Gates:
+    def keep(cls, model: Model, heads: Heads, scale: float = 0.0) -> Gates:
         """The named heads at 1, all others at `scale`."""
-        values = torch.full((model.n_layers, model.n_heads), float(scale))
-        for head in require_in_range(heads, model.n_layers, model.n_heads, model.name):
-            values[head] = 1.0
-        return cls(values)
+        return cls(_set_heads(model, heads, at=1.0, others=scale))
 
     @classmethod
     def each_head(cls, model: Model) -> Gates:
@@ -142,6 +144,16 @@ class Gates:
         return values.transpose(1, 2).unsqueeze(-1)
 
 
+def _set_heads(model: Model, heads: Heads, at: float, others: float) -> Tensor:
+    largest = torch.finfo(torch.float32).max
+    if not (abs(at) <= largest and abs(others) <= largest):  # NaN fails this too
+        raise HeadlabError(f"gates must be finite numbers, not {at if others == 1 else others}")
+    values = torch.full((model.n_layers, model.n_heads), float(others))
+    for head in require_in_range(as_heads(heads), model.n_layers, model.n_heads, model.name):
+        values[head] = at
+    return values
+
+
 @dataclass(frozen=True)
 class Reference:
     """What stands in for a head's output where its gate is not 1.
@@ -151,7 +163,7 @@ class Reference:
     """
 
     kind: Literal["zero", "mean", "counterfactual"] = "zero"
-    values: Tensor | None = None
+    values: Tensor | None = field(default=None, repr=False)
     examples: tuple[str, ...] = ()  # the prompts it was computed from
 
     def for_rows(self, layer: int, rows: int, masks: int, positions: int) -> Tensor | None:
@@ -184,9 +196,9 @@ def mean_reference(
     Over examples and positions together, every real token counting once; or, with `per_position`,
     over examples only, which means something only for prompts of one template and so of one length.
     """
-    if not len(prompts):
-        raise HeadlabError("a mean reference needs at least one prompt")
-    lengths = sorted({len(ids) for ids in map(model.ids, prompts)})
+    if isinstance(prompts, (str, Tensor)) or not len(prompts):
+        raise HeadlabError("a mean reference needs a list of prompts, at least one")
+    lengths = sorted({_length(model, number, prompt) for number, prompt in enumerate(prompts, 1)})
     if per_position and len(lengths) > 1:
         raise HeadlabError(
             "a mean per position needs prompts of one template and one length in tokens; "
@@ -211,10 +223,19 @@ def mean_reference(
     return Reference("mean", values, tuple(str(prompt) for prompt in prompts))
 
 
+def _length(model: Model, number: int, prompt: str | Tensor) -> int:
+    try:
+        return len(model.ids(prompt))
+    except HeadlabError as error:
+        raise HeadlabError(f"prompt {number} of the reference data: {error}") from None
+
+
 def counterfactual_reference(
     model: Model, prompts: Sequence[str | Tensor], counterfactuals: Sequence[str | Tensor]
 ) -> Reference:
     """Each head's output on the counterfactual of each prompt, position by position."""
+    if isinstance(prompts, (str, Tensor)) or isinstance(counterfactuals, (str, Tensor)):
+        raise HeadlabError("a counterfactual reference needs lists of prompts")
     if len(prompts) != len(counterfactuals):
         raise HeadlabError(
             f"{len(prompts)} prompts and {len(counterfactuals)} counterfactuals were given; "

@@ -49,11 +49,24 @@ def parse_heads(text: str) -> list[Head]:
     return list(dict.fromkeys(Head.parse(name) for name in names))
 
 
+def as_heads(heads: str | Head | Iterable[str | Head | tuple[int, int]]) -> list[Head]:
+    """Heads in any form a user may have them in.
+
+    >>> as_heads("L5H1,7.2") == as_heads(["L5H1", Head(7, 2)]) == [Head(5, 1), (7, 2)]
+    True
+    """
+    if isinstance(heads, str):
+        return parse_heads(heads)
+    if isinstance(heads, Head):
+        return [heads]
+    return [Head.parse(head) if isinstance(head, str) else Head(*head) for head in heads]
+
+
 def require_in_range(
     heads: Iterable[Head], n_layers: int, n_heads: int, model_name: str
 ) -> list[Head]:
     """The same heads, or an error that names the first one the model does not have."""
-    heads = [Head(*head) for head in heads]
+    heads = list(heads)
     for head in heads:
         if not (0 <= head.layer < n_layers and 0 <= head.head < n_heads):
             raise HeadlabError(

@@ -13,21 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_MASKED_LM_MAPPING,
 )
 
-from headlab.aliases import ALIASES
+from headlab.aliases import ALIASES, cached_models
 from headlab.embedded import INSTALL, cache_folder, converted, embedded_gguf
 from headlab.errors import HeadlabError
 from headlab.model import BosPolicy, Model
 from headlab.proofs import check as run_check
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 DTYPES = {
     "float32": torch.float32,
@@ -60,14 +59,31 @@ def load(
     >>> headlab.load("smollm2")                                               # doctest: +SKIP
     Model('smollm2', 30 layers x 9 heads, float32, cpu)
     """
-    if isinstance(model, nn.Module):
+    if isinstance(model, PreTrainedModel):
+        if any(option is not None for option in (dtype, device, device_map, revision)):
+            raise HeadlabError(
+                "dtype, device, device_map and revision are for loading by name; "
+                "this model is loaded already"
+            )
         loaded = Model(model, tokenizer, bos=bos)
+    elif not isinstance(model, (str, os.PathLike)):
+        raise HeadlabError(
+            f"headlab.load takes a name, a path or a transformers model, not {type(model).__name__}"
+        )
     else:
+        if device is not None and device_map is not None:
+            raise HeadlabError("give device or device_map, not both")
         target = _usable_device(device) if device else _best_device()
         source = resolve(os.fspath(model))
-        options = {"revision": revision, "trust_remote_code": trust_remote_code}
+        options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+        if source.is_hub:
+            # What lies in the hub cache is used as it is: the same numbers tomorrow, offline too.
+            options["local_files_only"] = revision is None and source.location in cached_models()
+            options["revision"] = revision
+        elif revision is not None:
+            raise HeadlabError(f"a revision is of a model on the hub, and {source.label} is not")
         config, text = _read_config(source, options)
-        hf = _read_weights(
+        hf, notes = _read_weights(
             source,
             config,
             options,
@@ -77,6 +93,7 @@ def load(
             attn_implementation=attn_implementation,
         )
         loaded = Model(hf, tokenizer or text, name=source.label, bos=bos)
+        loaded.notes += notes
     _require_finite_weights(loaded)
     if check:
         run_check(loaded).require()
@@ -98,6 +115,8 @@ def resolve(name: str) -> Source:
     """Turn what the user typed into a place to load from, or say why there is none."""
     if name == "smollm2" and (gguf := embedded_gguf()) is not None:
         return Source(name, str(converted(gguf, cache_folder() / "smollm2")))
+    if not name:
+        raise HeadlabError("the model's name is empty (headlab models lists what is loadable here)")
     if name in ALIASES:
         return Source(name, ALIASES[name], is_hub=True)
     path = Path(name).expanduser()
@@ -136,29 +155,43 @@ def _require_safe_weights(folder: Path) -> None:
 
 def _nearest(name: str) -> str:
     close = difflib.get_close_matches(name.lower(), ALIASES, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    hint = f"; did you mean {close[0]!r}?" if close and close[0] != name else ""
+    if Path(name).is_dir():
+        hint = f"; for the folder write './{name}'"
     return f"{hint} (headlab models lists what is loadable here)"
 
 
 # --- reading ---
 
 
-def read_gguf(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def read_gguf(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
     """A GGUF file's model, dequantised to float32, and its tokenizer."""
     source = Source(path.name, str(path.parent), gguf_file=path.name)
     config, tokenizer = _read_config(source, {})
-    return _read_weights(source, config, {}, dtype=torch.float32), tokenizer
+    hf, _ = _read_weights(source, config, {}, dtype=torch.float32)
+    return hf, tokenizer
 
 
 def _read_config(
     source: Source, options: dict[str, Any]
-) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
-    with _one_sentence(source):
-        if source.gguf_file:
-            options = {**options, "gguf_file": source.gguf_file}
+) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase | None]:
+    if source.gguf_file:
+        options = {**options, "gguf_file": source.gguf_file}
+    with _one_sentence(source, "its config"):
         config = AutoConfig.from_pretrained(source.location, **options)
         _require_causal(config, source.label)
-        return config, AutoTokenizer.from_pretrained(source.location, **options)
+    if not (source.is_hub or source.gguf_file or _has_tokenizer(Path(source.location))):
+        return config, None
+    with _one_sentence(source, "its tokenizer"):
+        tokenizer = AutoTokenizer.from_pretrained(source.location, **options)
+    # From the hub, where there are no tokenizer files, comes one that knows no words.
+    empty = len(tokenizer.get_vocab()) <= len(tokenizer.all_special_tokens)
+    return config, None if empty else tokenizer
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    kinds = ("tokenizer*", "vocab*", "*.tiktoken", "*.model", "tekken.json")
+    return any(True for kind in kinds for _ in folder.glob(kind))
 
 
 def _require_causal(config: PreTrainedConfig, name: str) -> None:
@@ -205,8 +238,9 @@ def _read_weights(
     device: torch.device | None = None,
     device_map: Any = None,
     attn_implementation: str | None = None,
-) -> PreTrainedModel:
-    options = {**options, "config": config, "dtype": dtype}
+) -> tuple[PreTrainedModel, list[str]]:
+    """The model with frozen weights, and notes for the user."""
+    options = {**options, "config": config, "dtype": dtype, "ignore_mismatched_sizes": True}
     if source.gguf_file:
         from transformers import GgufConfig
 
@@ -218,7 +252,7 @@ def _read_weights(
         options["device_map"] = device_map
     if attn_implementation is not None:
         options["attn_implementation"] = attn_implementation
-    with _one_sentence(source):
+    with _one_sentence(source, "its weights"):
         hf, report = AutoModelForCausalLM.from_pretrained(
             source.location, output_loading_info=True, **options
         )
@@ -228,13 +262,25 @@ def _read_weights(
             f"{source.label} lacks {len(missing)} of its weights (first {missing[0]}); "
             "they would be random numbers"
         )
+    if mismatched := sorted(report["mismatched_keys"]):
+        name, found, expected = mismatched[0]
+        raise HeadlabError(
+            f"{source.label}: {name} has shape {list(found)} in the file and {list(expected)} by "
+            "the config; one of the two is of another model"
+        )
+    notes = []
+    if unused := sorted(report["unexpected_keys"]):
+        notes.append(f"{len(unused)} tensors of the checkpoint are not used (first {unused[0]})")
     hf.requires_grad_(False)
-    return hf if device_map is not None or device is None else hf.to(device)
+    return (hf if device_map is not None or device is None else hf.to(device)), notes
 
 
 def _usable_device(name: str | torch.device) -> torch.device:
     try:
-        return torch.empty(0, device=name).device
+        device = torch.empty(0, device=name).device
+        if device.type == "meta":
+            raise RuntimeError("meta tensors hold no numbers")
+        return device
     except (RuntimeError, AssertionError) as error:
         raise HeadlabError(f"no device {str(name)!r} here: {_first_line(error)}") from error
 
@@ -256,17 +302,17 @@ def _require_finite_weights(model: Model) -> None:
 
 
 @contextmanager
-def _one_sentence(source: Source) -> Iterator[None]:
+def _one_sentence(source: Source, part: str) -> Iterator[None]:
     """Turn what transformers and the hub raise into one sentence that says what to do."""
     try:
         yield
     except HeadlabError:
         raise
     except Exception as error:  # each library has its own types, safetensors and the hub too
-        raise HeadlabError(_explain(error, source)) from error
+        raise HeadlabError(_explain(error, source, part)) from error
 
 
-def _explain(error: BaseException, source: Source) -> str:
+def _explain(error: BaseException, source: Source, part: str) -> str:
     kinds, text = _chain(error)
     name = source.label
     if "GatedRepoError" in kinds:
@@ -279,8 +325,8 @@ def _explain(error: BaseException, source: Source) -> str:
     if "RepositoryNotFoundError" in kinds:
         return f"no model {name!r} on the hub, and no folder of that name{_nearest(name)}"
     if isinstance(error, ImportError) or "accelerate" in text:
-        needs = "gguf and accelerate" if source.gguf_file else "another package"
-        return f"{name} needs {needs}: pip install 'headlab[gguf]' ({_first_line(error)})"
+        cure = "; pip install 'headlab[gguf]'" if source.gguf_file else ""
+        return f"{name} needs a package that is not installed: {_first_line(error)}{cure}"
     if "trust_remote_code" in text:
         return (
             f"{name} brings its own code; read it, and pass trust_remote_code=True "
@@ -308,7 +354,7 @@ def _explain(error: BaseException, source: Source) -> str:
             f"transformers {transformers.__version__} does not know the model type of {name}: "
             f"{_first_line(error)}"
         )
-    return f"cannot load {name}: {_first_line(error)}"
+    return f"cannot load {name}, {part} cannot be read: {_first_line(error)}"
 
 
 def _chain(error: BaseException) -> tuple[set[str], str]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from headlab.errors import HeadlabError
 from headlab.gates import ZERO, Gates, Reference, gate_heads
+from headlab.restart import Forms
 from headlab.seam import Seam, find_seam
 
 if TYPE_CHECKING:
@@ -48,14 +49,21 @@ class Model:
         name: str | None = None,
         bos: BosPolicy = "auto",
     ):
+        self.name = name or hf.config.name_or_path or type(hf).__name__
+        if hf.get_output_embeddings() is None:
+            raise HeadlabError(
+                f"{self.name} is {type(hf).__name__}, which has no language-model head; "
+                "load it with AutoModelForCausalLM"
+            )
         hf.eval()  # dropout would make every number random
         self.hf = hf
         self.tokenizer = tokenizer
-        self.name = name or hf.config.name_or_path or type(hf).__name__
         self.seam: Seam = find_seam(hf, self.name)
+        self.notes: list[str] = []  # what a user should know about how it was loaded
         self.bos_policy = bos
         self.bos = _resolve_bos(bos, tokenizer, self.name)
-        self.restartable = False  # until headlab.check proves it
+        self.restart: Forms | None = None  # until headlab.check proves it
+        self.cuts_logits = False  # until headlab.check proves it
         self._gates: Gates | None = None
         self._takes_positions = "position_ids" in inspect.signature(hf.forward).parameters
 
@@ -72,6 +80,15 @@ class Model:
     @property
     def head_width(self) -> int:
         return self.seam.width
+
+    @property
+    def restartable(self) -> bool:
+        """Whether a pass may begin at a layer, as `headlab.check` has proved."""
+        return self.restart is not None
+
+    @property
+    def vocabulary(self) -> int:
+        return self.hf.get_input_embeddings().weight.shape[0]
 
     @property
     def n_parameters(self) -> int:
@@ -111,6 +128,7 @@ class Model:
             "max_length": self.max_length,
             "seam": self.seam.paths[0],
             "seam_found_by": self.seam.found,
+            "notes": self.notes,
         }
 
     def __repr__(self) -> str:
@@ -129,10 +147,9 @@ class Model:
                 raise HeadlabError(
                     f"token ids of one prompt have shape [position], {list(prompt.shape)} was given"
                 )
-            vocabulary = self.hf.get_input_embeddings().weight.shape[0]
-            if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < vocabulary):
+            if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < self.vocabulary):
                 raise HeadlabError(
-                    f"token ids of {self.name} run from 0 to {vocabulary - 1}, "
+                    f"token ids of {self.name} run from 0 to {self.vocabulary - 1}, "
                     f"{int(ids.min())} to {int(ids.max())} were given"
                 )
         else:
@@ -140,6 +157,8 @@ class Model:
                 raise HeadlabError("the prompt is empty; give at least one word")
             if self.tokenizer is None:
                 raise HeadlabError(f"{self.name} has no tokenizer; give token ids, not text")
+            if any("\ud800" <= letter <= "\udfff" for letter in prompt):
+                raise HeadlabError(f"the prompt {prompt!r} is not valid UTF-8 text")
             numbers = list(self.tokenizer(prompt, add_special_tokens=False)["input_ids"])
             if self.bos and (not numbers or numbers[0] != self.tokenizer.bos_token_id):
                 numbers = [self.tokenizer.bos_token_id, *numbers]
@@ -191,10 +210,11 @@ class Model:
         n = len(ids)
         if not torch.equal(joined[:n], ids):
             first = int((joined[:n] != ids[: len(joined)]).nonzero()[0]) if len(joined) >= n else 0
+            cure = "move the space to the front of" if prompt[-1].isspace() else "start a word with"
             raise HeadlabError(
                 f"prompt and target merge into other tokens: the prompt ends in "
                 f"{self.token_texts(ids[first:])}, joined they give "
-                f"{self.token_texts(joined[first:])}; move the space to the front of the target"
+                f"{self.token_texts(joined[first:])}; {cure} the target"
             )
         if len(joined) == n:
             raise HeadlabError(f"the target {target!r} has no tokens")
@@ -224,6 +244,27 @@ class Model:
         with torch.set_grad_enabled(torch.is_grad_enabled() and learning):
             return self.hf(**self.inputs(tokens)).logits
 
+    def logits_at(self, tokens: Tokens, rows: Tensor, positions: Tensor) -> Tensor:
+        """Logits at the given places only, [place, vocabulary]; the rest is never computed.
+
+        The model's own last steps run (a cap or a scale on the logits is elementwise); only their
+        input is cut to the places. Where this has not been proved, all logits are computed.
+        """
+        if not self.cuts_logits:
+            logits = self.hf(**self.inputs(tokens)).logits
+            return logits[rows.to(logits.device), positions.to(logits.device)]
+
+        def cut(_: nn.Module, args: tuple[Any, ...]) -> Any:
+            hidden = args[0]  # [row, position, hidden]
+            places = rows.to(hidden.device), positions.to(hidden.device)
+            return (hidden[places][None], *args[1:])
+
+        handle = self.hf.get_output_embeddings().register_forward_pre_hook(cut)
+        try:
+            return self.hf(**self.inputs(tokens)).logits[0]
+        finally:
+            handle.remove()
+
     def inputs(self, tokens: Tokens) -> dict[str, Any]:
         """What the transformers model is called with."""
         inputs: dict[str, Any] = {
@@ -236,8 +277,14 @@ class Model:
         return inputs
 
     @contextmanager
-    def gated(self, gates: Gates | Tensor, reference: Reference = ZERO) -> Iterator[Gates]:
-        """Within the block every pass of the model has its heads gated, in every layer."""
+    def gated(
+        self,
+        gates: Gates | Tensor,
+        reference: Reference = ZERO,
+        layers: Sequence[int] | None = None,
+    ) -> Iterator[Gates]:
+        """Within the block every pass of the model has its heads gated: in every layer, or only in
+        `layers`, where the caller knows that the gates of all others are 1."""
         gates = gates if isinstance(gates, Gates) else Gates(gates)
         n_layers, n_heads = gates.values.shape[2:4]
         if (n_layers, n_heads) != (self.n_layers, self.n_heads):
@@ -247,6 +294,11 @@ class Model:
             )
         if self._gates is not None:
             raise HeadlabError("gates are already active; leave the first gated block")
+        if not isinstance(reference, Reference):
+            raise HeadlabError(
+                f"{reference!r} is not a reference; headlab.mean_reference and "
+                "headlab.counterfactual_reference make one"
+            )
 
         def gate(layer: int, z: Tensor) -> Tensor:
             rows, positions = z.shape[:2]
@@ -255,7 +307,7 @@ class Model:
 
         self._gates = gates
         try:
-            with self._hooked(gate):
+            with self._hooked(gate, layers):
                 yield gates
         finally:
             self._gates = None
@@ -275,7 +327,11 @@ class Model:
         return torch.stack(seen)
 
     @contextmanager
-    def _hooked(self, change: Callable[[int, Tensor], Tensor | None]) -> Iterator[None]:
+    def _hooked(
+        self,
+        change: Callable[[int, Tensor], Tensor | None],
+        layers: Sequence[int] | None = None,
+    ) -> Iterator[None]:
         """The seam: `change(layer, z)` sees each projection's input by head and may replace it."""
 
         def hook_for(layer: int) -> Callable[[nn.Module, tuple[Any, ...]], Any]:
@@ -287,7 +343,8 @@ class Model:
             return hook
 
         with ExitStack() as stack:
-            for layer, projection in enumerate(self.seam.projections):
+            for layer in range(self.n_layers) if layers is None else layers:
+                projection = self.seam.projections[layer]
                 handle = projection.register_forward_pre_hook(hook_for(layer))
                 stack.callback(handle.remove)
             yield

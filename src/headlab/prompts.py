@@ -10,8 +10,10 @@ from headlab.errors import HeadlabError
 
 def read_prompts(path: Path) -> list[str]:
     """The prompts of a .jsonl file (its `prompt` fields) or of a text file (its lines)."""
+    if path.suffix not in ("", ".txt", ".jsonl"):
+        raise HeadlabError(f"{path} is neither .txt (one prompt a line) nor .jsonl")
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except FileNotFoundError:
         raise HeadlabError(f"no file {path}") from None
     except IsADirectoryError:
@@ -23,6 +25,8 @@ def read_prompts(path: Path) -> list[str]:
         raise HeadlabError(f"{path} is empty; give one prompt a line")
     if path.suffix == ".jsonl":
         return [_prompt_of(line, f"{path} line {number}") for number, line in numbered]
+    if numbered[0][1].lstrip().startswith("{"):
+        raise HeadlabError(f"{path} looks like JSONL; name it .jsonl, or its lines are the prompts")
     return [line for _, line in numbered]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from transformers.pytorch_utils import Conv1D
 from headlab.errors import HeadlabError
 from headlab.gates import Gates
 from headlab.heads import Head
-from headlab.restart import clean_pass, restarted
+from headlab.restart import clean_pass, learn_forms, restarted
 from headlab.seam import sightings
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def check(model: Model) -> Check:
     """Run every proof on random tokens and report the largest difference of each.
 
     Never raises for a wrong model: `.passed` says, `.require()` raises. As a side effect the model
-    learns whether passes may restart at a layer.
+    learns which shortcuts are proved: restarting at a layer, logits at chosen places only.
 
     >>> headlab.check(model).passed                                           # doctest: +SKIP
     True
@@ -97,8 +98,7 @@ def check(model: Model) -> Check:
         if proof.refuses and prove in (_finite, _called_once):
             break  # nothing after it could be computed
     else:
-        proofs.append(_restart(model, tokens))
-        model.restartable = proofs[-1].passed
+        proofs += [_places(model, tokens), _restart(model, tokens)]
     return Check(model.name, proofs)
 
 
@@ -235,32 +235,56 @@ def _surgery_of_layers(model: Model, tokens: Tokens) -> Iterator[Proof]:
         yield _compared(model, "ablation", claim, surgical, gated, layer)
 
 
+def _places(model: Model, tokens: Tokens) -> Proof:
+    claim = "logits computed at chosen places only are the full pass's"
+    rows, positions = _every_place(tokens)
+    full = model(tokens)[rows, positions]
+    model.cuts_logits = True
+    try:
+        proof = _compared(model, "places", claim, full, model.logits_at(tokens, rows, positions))
+    except Exception as error:  # the model's own code runs here in a way it was not written for
+        proof = Proof("places", claim, float("inf"), 0.0, note=str(error))
+    model.cuts_logits = proof.passed
+    return dataclasses.replace(proof, required=False)
+
+
 def _restart(model: Model, tokens: Tokens) -> Proof:
     claim = "a pass restarted at any layer gives the full pass's logits bit for bit"
+    model.restart = None
     try:
-        clean = clean_pass(model, tokens)
-        proof = _worst_layer(_restart_at_layers(model, tokens, clean, claim))
-    except Exception as error:  # the model's own code runs here in a way it was not written for
-        return Proof("restart", claim, float("inf"), 0.0, note=str(error), required=False)
-    return proof
+        model.restart = learn_forms(model, tokens)
+        proof = _worst_layer(_restart_at_layers(model, tokens, claim))
+    except Exception as error:  # as above
+        proof = Proof("restart", claim, float("inf"), 0.0, note=str(error))
+    if not proof.passed:
+        model.restart = None
+    elif model.restart is not None and None in model.restart.attentions:
+        proof = dataclasses.replace(proof, note="a layer's attention is computed for each mask")
+    return dataclasses.replace(proof, required=False)
 
 
-def _restart_at_layers(model: Model, tokens: Tokens, clean: Any, claim: str) -> Iterator[Proof]:
+def _restart_at_layers(model: Model, tokens: Tokens, claim: str) -> Iterator[Proof]:
+    places = _every_place(tokens)
+    clean = clean_pass(model, tokens, range(model.n_layers), *places)
     for layer in range(model.n_layers):
-        with restarted(model, layer, clean):
-            logits = model(tokens)
-        difference = _difference(clean.logits, logits)
-        yield Proof("restart", claim, difference, 0.0, layer, required=False)
+        for share in (False, True):
+            with restarted(model, layer, clean, share=share):
+                logits = model.logits_at(tokens, *places)
+            yield Proof("restart", claim, _difference(clean.logits, logits), 0.0, layer)
 
 
 # --- the small parts ---
 
 
 def _random_tokens(model: Model) -> Tokens:
-    vocabulary = model.hf.get_input_embeddings().weight.shape[0]
     random = torch.Generator().manual_seed(0)
-    ids = torch.randint(vocabulary, (_PROMPTS, _LENGTH), generator=random)
+    ids = torch.randint(model.vocabulary, (_PROMPTS, _LENGTH), generator=random)
     return model.tokens(ids)
+
+
+def _every_place(tokens: Tokens) -> tuple[Tensor, Tensor]:
+    rows, positions = tokens.mask.nonzero(as_tuple=True)
+    return rows, positions
 
 
 def _head_weights(model: Model, layer: int) -> Tensor | None:

@@ -1,8 +1,8 @@
-"""Start a pass at a layer: everything below it is skipped, its input is given."""
+"""Start a pass at a layer: what lies below is skipped, its input and its heads are given."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,70 +17,136 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Forms:
+    """How each layer and each attention answers: the length of its tuple, 0 for a bare tensor."""
+
+    blocks: list[int]
+    attentions: list[int | None]  # None: it gives more than the output projection's output
+
+
+@dataclass(frozen=True)
 class CleanPass:
     """What a pass without gates leaves behind for later ones to start from."""
 
-    inputs: list[Tensor]  # each layer's, [example, position, hidden]
-    tuple_lengths: list[int]  # of each layer's output, 0 where it is a bare tensor
-    logits: Tensor  # [example, position, vocabulary]
+    inputs: dict[int, Tensor]  # of the layers asked for, [example, position, hidden]
+    z: dict[int, Tensor]  # of the same layers, [example, position, head · width]
+    logits: Tensor  # [place, vocabulary]
 
 
-def clean_pass(model: Model, tokens: Tokens) -> CleanPass:
-    """Run the model as it is and keep every layer's input."""
-    inputs: list[Tensor] = []
-    tuple_lengths: list[int] = []
+def learn_forms(model: Model, tokens: Tokens) -> Forms:
+    """Watch one pass: what a skipped layer or attention would have to look like."""
+    blocks: list[int] = []
+    attentions: list[int | None] = []
+    projected: list[Tensor] = []
 
-    def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        inputs.append(_hidden(args, kwargs))
+    def after_block(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        blocks.append(len(output) if isinstance(output, tuple) else 0)
 
-    def after(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        tuple_lengths.append(len(output) if isinstance(output, tuple) else 0)
+    def after_attention(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        first = output[0] if isinstance(output, tuple) else output
+        same = isinstance(first, Tensor) and torch.equal(first, projected[-1])
+        length = len(output) if isinstance(output, tuple) else 0
+        attentions.append(length if same else None)
+
+    with ExitStack() as stack, torch.no_grad():
+        for block, attention, projection in zip(
+            model.seam.blocks, model.seam.attentions, model.seam.projections, strict=True
+        ):
+            stack.callback(block.register_forward_hook(after_block).remove)
+            stack.callback(attention.register_forward_hook(after_attention).remove)
+            keep = projection.register_forward_hook(lambda _, __, out: projected.append(out))
+            stack.callback(keep.remove)
+        model.hf(**model.inputs(tokens))
+    return Forms(blocks, attentions)
+
+
+def clean_pass(
+    model: Model, tokens: Tokens, layers: Sequence[int], rows: Tensor, positions: Tensor
+) -> CleanPass:
+    """Run the model as it is; keep the named layers' inputs and z, and the logits at the places."""
+    inputs: dict[int, Tensor] = {}
+    z: dict[int, Tensor] = {}
+
+    def keep_input(layer: int) -> Callable[..., None]:
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            inputs[layer] = _hidden(args, kwargs)
+
+        return hook
+
+    def keep_z(layer: int) -> Callable[..., None]:
+        def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
+            z[layer] = args[0]
+
+        return hook
 
     with ExitStack() as stack:
-        for block in model.seam.blocks:
-            stack.callback(block.register_forward_pre_hook(before, with_kwargs=True).remove)
-            stack.callback(block.register_forward_hook(after).remove)
-        with torch.no_grad():
-            logits = model.hf(**model.inputs(tokens)).logits
-    return CleanPass(inputs, tuple_lengths, logits)
+        for layer in layers:
+            block, projection = model.seam.blocks[layer], model.seam.projections[layer]
+            before = block.register_forward_pre_hook(keep_input(layer), with_kwargs=True)
+            stack.callback(before.remove)
+            stack.callback(projection.register_forward_pre_hook(keep_z(layer)).remove)
+        logits = model.logits_at(tokens, rows, positions)
+    return CleanPass(inputs, z, logits)
 
 
 @contextmanager
-def restarted(model: Model, layer: int, clean: CleanPass) -> Iterator[None]:
-    """Within the block a pass skips all layers below `layer` and gives it its clean input.
+def restarted(
+    model: Model, layer: int, clean: CleanPass, copies: int = 1, share: bool = True
+) -> Iterator[None]:
+    """Within the block a pass over `copies` times the clean pass's rows begins at `layer`.
 
     The model's own forward still runs, so masks, positions and rotary tables are its own; the
-    skipped layers hand their input on untouched.
+    skipped layers hand their input on untouched. With `share`, the layer's attention is not
+    computed again: its projection gets the clean pass's z, through the seam, where gates act.
     """
+    forms = model.restart
+    if forms is None:
+        raise HeadlabError(f"{model.name} has not been proved to restart (headlab check)")
+    hidden = clean.inputs[layer].repeat(copies, 1, 1)
 
     def replace(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if args:
-            return (clean.inputs[layer], *args[1:]), kwargs
-        return args, {**kwargs, "hidden_states": clean.inputs[layer]}
+            return (hidden, *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": hidden}
+
+    def project(*_: Any, **__: Any) -> Tensor:
+        return model.seam.projections[layer](clean.z[layer].repeat(copies, 1, 1))
 
     with ExitStack() as stack:
-        for block, length in zip(model.seam.blocks[:layer], clean.tuple_lengths, strict=False):
-            stack.enter_context(_skipped(block, length))
+        for below in range(layer):
+            form = forms.blocks[below]
+            stack.enter_context(_answering(model.seam.blocks[below], _hand_on, form))
         block = model.seam.blocks[layer]
         stack.callback(block.register_forward_pre_hook(replace, with_kwargs=True).remove)
+        attention = forms.attentions[layer]
+        if share and attention is not None:
+            stack.enter_context(_answering(model.seam.attentions[layer], project, attention))
         yield
 
 
-@contextmanager
-def _skipped(block: nn.Module, tuple_length: int) -> Iterator[None]:
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        hidden = _hidden(args, kwargs)
-        return (hidden, *[None] * (tuple_length - 1)) if tuple_length else hidden
+def _hand_on(*args: Any, **kwargs: Any) -> Tensor:
+    return _hidden(args, kwargs)
 
-    own = block.__dict__.get("forward")  # accelerate puts one there, most blocks have none
-    block.forward = forward
+
+@contextmanager
+def _answering(
+    module: nn.Module, answer: Callable[..., Tensor], tuple_length: int
+) -> Iterator[None]:
+    """Within the block the module's forward is `answer`, in the form its callers expect."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        result = answer(*args, **kwargs)
+        return (result, *[None] * (tuple_length - 1)) if tuple_length else result
+
+    own = module.__dict__.get("forward")  # accelerate puts one there, most modules have none
+    module.forward = forward
     try:
         yield
     finally:
         if own is None:
-            del block.forward
+            del module.forward
         else:
-            block.forward = own
+            module.forward = own
 
 
 def _hidden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

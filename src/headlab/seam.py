@@ -49,6 +49,7 @@ class Seam:
 
     paths: list[str]  # of the projections, as in named_modules
     projections: list[nn.Module]
+    attentions: list[nn.Module]  # the modules they are called from
     blocks: list[nn.Module]  # the layers they stand in
     heads: int
     width: int  # of one head, in the projection's input
@@ -90,8 +91,18 @@ def find_seam(hf: PreTrainedModel, name: str) -> Seam:
             f"{name}: the output projection takes {total} values, which do not split "
             f"into {heads} heads"
         )
+    attentions = [modules[path.rpartition(".")[0]] for path in paths]
     blocks = [modules[_block_path(path)] for path in paths]
-    return Seam(paths, projections, blocks, heads, total // heads, _kv_heads(config, heads), found)
+    return Seam(
+        paths,
+        projections,
+        attentions,
+        blocks,
+        heads,
+        total // heads,
+        _kv_heads(config, heads),
+        found,
+    )
 
 
 def sightings(hf: PreTrainedModel, ids: Tensor) -> list[Sighting]:

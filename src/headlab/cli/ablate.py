@@ -13,10 +13,8 @@ from headlab.cli.printing import print_ablation, print_json
 from headlab.errors import HeadlabError
 
 
-@app.command(
-    epilog="Example: headlab ablate smollm2 --prompt 'The capital of France is' --target ' Paris' "
-    "--heads L23H4,L11H7 --reference counterfactual --counterfactual 'The capital of Japan is'"
-)
+# Short enough not to be wrapped inside its quotes.
+@app.command(epilog="Example: headlab ablate smollm2 --prompt 'The sky is' --heads L23H4,5.1")
 @loads_a_model
 def ablate(
     model: ModelName,

@@ -53,8 +53,7 @@ app = typer.Typer(
     name="headlab",
     cls=_Sentences,
     help="A laboratory for the attention heads of causal language models.",
-    epilog="Example: headlab ablate smollm2 --prompt 'The capital of France is' "
-    "--target ' Paris' --heads L23H4,L11H7",
+    epilog="Example: headlab ablate smollm2 --prompt 'The sky is' --heads L23H4",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",

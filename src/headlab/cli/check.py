@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from headlab.cli.app import app
+from rich.markup import escape
+
+from headlab.cli.app import app, err
 from headlab.cli.options import AsJson, ModelName, Quiet, load_model, loads_a_model, status
 from headlab.cli.printing import print_check, print_json, print_model
 
@@ -29,5 +31,7 @@ def check(
         print("passed" if result.passed else "failed")
     else:
         print_model(loaded)
+        for note in loaded.notes:
+            err.print(f"[yellow]note:[/] {escape(note)}")
         print_check(result)
     result.require()

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from headlab.cli.app import app, err, out
 from headlab.cli.options import Quiet, load_model, status
 from headlab.cli.printing import print_ablation, print_check
+from headlab.files import require_folder
 
 
 @app.command(epilog="Example: headlab demo --out headlab-demo")
@@ -21,7 +22,7 @@ def demo(
     quiet: Quiet = False,
 ) -> None:
     """Switch heads of SmolLM2 off on three famous prompts and write a page about it."""
-    folder.mkdir(parents=True, exist_ok=True)  # a wrong folder should fail before the work
+    require_folder(folder)  # a wrong one should fail before the work
     loaded = load_model("smollm2", {}, quiet, check=False)
     from headlab.demo import PROMPTS, investigate, write_page
     from headlab.proofs import check as run_check
@@ -42,6 +43,7 @@ def demo(
             print_ablation(finding.ablation)
             out.print(
                 f"{len(finding.random)} draws of as many random other heads: "
-                f"{finding.random_mean:.3f} ({finding.low:.2f} to {finding.high:.2f})\n"
+                f"mean {finding.random_mean:.3f}, from {min(finding.random):.3f} "
+                f"to {max(finding.random):.3f}\n"
             )
     print(write_page(loaded, result, findings, folder))

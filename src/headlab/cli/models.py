@@ -22,9 +22,9 @@ def models(as_json: AsJson = False, quiet: Quiet = False) -> None:
             if model.here:
                 print(model.name)
         return
-    table = new_table("model", "hub id", "here", "")
+    table = new_table("model", "hub id", "where")
     for model in known:
-        table.add_row(model.name, model.hub_id, "yes" if model.here else "no", model.why)
+        table.add_row(model.name, model.hub_id, model.where)
     out.print(table)
     out.print(
         "Any other hub id, a folder with config.json and safetensors, or a .gguf file: by name."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
@@ -83,11 +84,15 @@ def loads_a_model(command: Callable[..., None]) -> Callable[..., None]:
 
 def load_model(name: str, loading: dict[str, Any], quiet: bool, check: bool = True) -> Model:
     with status(f"loading {name} (the first time can take a while)", quiet):
+        os.environ.setdefault("TQDM_DISABLE", "1")  # one voice on the screen
+        import logging as standard
+
         from transformers.utils import logging
 
         from headlab.loading import load
 
-        logging.set_verbosity_error()  # one voice on the screen
+        standard.getLogger("huggingface_hub").setLevel(standard.ERROR)
+        logging.set_verbosity_error()
         logging.disable_progress_bar()
         return load(name, check=check, **loading)
 

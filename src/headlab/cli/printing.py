@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def new_table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in columns:
-        right = column in ("prob", "log-prob", "largest difference", "allowed", "before", "after")
-        table.add_column(column, justify="right" if right else "left")
+        right = column in ("prob", "largest difference", "allowed", "before", "after", "change")
+        table.add_column(column, justify="right" if right else "left", overflow="fold")
     return table
 
 
@@ -29,6 +29,8 @@ def print_model(model: Model) -> None:
     table = new_table("", "")
     table.show_header = False
     for name, value in model.describe().items():
+        if name == "notes":
+            continue
         text = f"{value:,}" if name == "parameters" else escape(str(value))
         table.add_row(name.replace("_", " "), text)
     out.print(table)
@@ -53,26 +55,38 @@ def print_check(result: Check) -> None:
 def print_ablation(result: Ablation) -> None:
     what = "kept, all others" if result.keep else ""
     done = f"gate {result.scale:g}" if result.scale else "off"
-    out.print(
-        f"[bold]{escape(result.prompt)}[/][bold cyan]{escape(result.target)}[/]", highlight=False
-    )
+    prompt, target = printable(result.prompt), printable(result.target)
+    out.print(f"[bold]{escape(prompt)}[/][bold cyan]{escape(target)}[/]", highlight=False)
     heads = ", ".join(result.heads)
     out.print(f"{heads} {what} {done}, reference {result.reference}".replace("  ", " "))
-    numbers = new_table("", "before", "after")
+    numbers = new_table("", "before", "after", "change")
     origin = "" if result.target_given else " (the likeliest)"
     numbers.add_row(
         f"log-prob of {escape(repr(result.target))}{origin}",
         f"{result.before.log_prob:.4f}",
         f"{result.after.log_prob:.4f}",
+        f"{result.change:+.4f}",
     )
-    numbers.add_row("probability", f"{result.before.prob:.4f}", f"{result.after.prob:.4f}")
+    numbers.add_row(
+        "probability", as_probability(result.before.prob), as_probability(result.after.prob)
+    )
     out.print(numbers)
     tokens = new_table("next token", "prob", "", "next token", "prob")
     for (was, p), (now, q) in zip(result.before.top, result.after.top, strict=True):
-        tokens.add_row(escape(repr(was)), f"{p:.3f}", "   ", escape(repr(now)), f"{q:.3f}")
+        before, after = escape(repr(was)), escape(repr(now))
+        tokens.add_row(before, as_probability(p), "   ", after, as_probability(q))
     out.print(tokens)
     for note in result.notes:
         err.print(f"[yellow]note:[/] {escape(note)}")
+
+
+def as_probability(value: float) -> str:
+    return f"{value:.4f}" if value >= 0.001 else f"{value:.1e}"
+
+
+def printable(text: str) -> str:
+    """Control characters by their codes: a prompt must not steer the terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
 
 
 def print_json(value: Any) -> None:
