@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headlab.ablation import Ablation, ablate
+    from headlab.engine import Measured, measure
     from headlab.errors import HeadlabError
+    from headlab.examples import Example
     from headlab.gates import Gates, Reference, counterfactual_reference, mean_reference
+    from headlab.gradients import Gradients, gate_gradients
     from headlab.heads import Head, parse_heads
     from headlab.loading import load
     from headlab.model import Model
+    from headlab.noise import noise_floor
     from headlab.proofs import Check, check
 
 __version__ = "0.1.0"
@@ -21,32 +25,44 @@ __version__ = "0.1.0"
 _HOMES = {
     "Ablation": "ablation",
     "Check": "proofs",
+    "Example": "examples",
     "Gates": "gates",
+    "Gradients": "gradients",
     "Head": "heads",
     "HeadlabError": "errors",
+    "Measured": "engine",
     "Model": "model",
     "Reference": "gates",
     "ablate": "ablation",
     "check": "proofs",
     "counterfactual_reference": "gates",
+    "gate_gradients": "gradients",
     "load": "loading",
     "mean_reference": "gates",
+    "measure": "engine",
+    "noise_floor": "noise",
     "parse_heads": "heads",
 }
 __all__ = [
     "Ablation",
     "Check",
+    "Example",
     "Gates",
+    "Gradients",
     "Head",
     "HeadlabError",
+    "Measured",
     "Model",
     "Reference",
     "__version__",
     "ablate",
     "check",
     "counterfactual_reference",
+    "gate_gradients",
     "load",
     "mean_reference",
+    "measure",
+    "noise_floor",
     "parse_heads",
 ]
 

@@ -1,0 +1,32 @@
+"""An example: a prompt, the answer that should follow, and what the answer is compared with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Example:
+    """One row of a task.
+
+    >>> Example("The capital of France is", " Paris", wrong=(" Rome", " Berlin")).answers
+    (' Paris', ' Rome', ' Berlin')
+    """
+
+    prompt: str
+    target: str
+    counterfactual: str | None = None  # a prompt of the same length in tokens
+    wrong: tuple[str, ...] = ()
+    also_right: tuple[str, ...] = ()  # beside the target, for measures over sets of answers
+    id: str = ""
+    category: str = ""
+
+    @property
+    def answers(self) -> tuple[str, ...]:
+        """The target first, then what else is right, then what is wrong."""
+        return (self.target, *self.also_right, *self.wrong)
+
+    @property
+    def name(self) -> str:
+        """How messages call it."""
+        return f"example {self.id!r}" if self.id else f"the example {self.prompt!r}"

@@ -1,0 +1,86 @@
+"""The measure's gradient with respect to every gate, for every mask and example."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from headlab.batches import Batch, chunks, encode_all
+from headlab.engine import ReferenceLike, find_budget, fixed_reference
+from headlab.errors import HeadlabError
+from headlab.examples import Example
+from headlab.gates import AXES, ZERO, Gates
+from headlab.measures import Measure, find_measure
+
+if TYPE_CHECKING:
+    from headlab.model import Model
+
+_GRAPH = 4  # a pass that is differentiated keeps about this many times more than one that is not
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """A measure and its gradient."""
+
+    values: Tensor  # [mask, example]
+    gradient: Tensor  # [mask, example, layer, head], float32 or wider
+    measure: Measure
+    examples: list[Example]
+
+
+def gate_gradients(
+    model: Model,
+    examples: Sequence[Example],
+    gates: Gates | Tensor,
+    measure: str | Measure = "log-prob",
+    reference: ReferenceLike = ZERO,
+    *,
+    budget: int | None = None,
+) -> Gradients:
+    """∂measure/∂gate of every layer and head. Gates are in float32 whatever the weights are, and
+    no gradient of a weight is computed.
+
+    >>> gate_gradients(model, examples, Gates.ones(model)).gradient.shape          # doctest: +SKIP
+    torch.Size([1, 16, 30, 9])
+    """
+    gates = gates if isinstance(gates, Gates) else Gates(gates)
+    measure = find_measure(measure)
+    if not measure.differentiable:
+        raise HeadlabError(f"{measure.name} is a step function: it has no gradient")
+    if gates.values.shape[-1] > 1:
+        raise HeadlabError("gradients are of one gate per head; these gates differ by position")
+    shared, own = fixed_reference(reference)
+    encoded = encode_all(model, examples, measure, counterfactual=own)
+    wide = torch.promote_types(model.dtype, torch.float32)
+    n_masks, n = gates.n_masks, len(examples)
+    values = torch.full((n_masks, n), torch.nan, dtype=wide)
+    gradient = torch.full((n_masks, n, model.n_layers, model.n_heads), torch.nan, dtype=wide)
+    learning = [weight for weight in model.hf.parameters() if weight.requires_grad]
+    for weight in learning:
+        weight.requires_grad_(False)
+    try:
+        for indices in chunks(encoded, (budget or find_budget(model)) // _GRAPH):
+            batch = Batch(model, [encoded[index] for index in indices])
+            stand_in = batch.reference() if shared is None else shared
+            with torch.no_grad():
+                logits = model.logits_at(batch.tokens, batch.rows, batch.positions)
+                clean = logits.to(wide).log_softmax(-1)
+            for mask in range(n_masks):
+                at = gates.values[mask, :, :, :, 0].to(wide).expand(n, -1, -1)[indices].detach()
+                at = at.clone().requires_grad_()  # [example, layer, head]
+                rows = at[batch.owners][None, :, :, :, None]
+                with model.gated(Gates(rows, " ".join(AXES)), stand_in), torch.enable_grad():
+                    logits = model.logits_at(batch.tokens, batch.rows, batch.positions)
+                    log_probs = logits.to(wide).log_softmax(-1)[None]
+                    found = batch.measure(log_probs, clean, measure)[0]
+                    (slope,) = torch.autograd.grad(found.sum(), at)
+                values[mask, indices] = found.detach().cpu()
+                gradient[mask, indices] = slope.cpu()
+    finally:
+        for weight in learning:
+            weight.requires_grad_(True)
+    return Gradients(values, gradient, measure, list(examples))

@@ -1,0 +1,331 @@
+"""The engine's table equals one plain pass per mask and example, whatever it does to be fast."""
+
+from __future__ import annotations
+
+import random
+import warnings
+
+import pytest
+import torch
+from tiny import ARCHITECTURES, tiny, tiny_tokenizer
+
+import headlab.engine
+from headlab import Gates, HeadlabError, Model, mean_reference
+from headlab.engine import measure
+from headlab.examples import Example
+from headlab.gradients import gate_gradients
+from headlab.measures import MEASURES
+from headlab.noise import noise_floor
+from headlab.proofs import check
+
+EXAMPLES = [
+    Example("the cat", " sat", "the apple", wrong=(" on", " the"), id="short"),
+    Example("the cat gave john the", " apple", "the mat gave mary the", wrong=(" mat",), id="long"),
+    Example("the mat, the", " cat sat on", "the cat, the", wrong=(" mat", " apple the"), id="many"),
+]
+each_architecture = pytest.mark.parametrize("name", ARCHITECTURES)
+
+
+@pytest.fixture
+def model(name: str) -> Model:
+    made = Model(tiny(name), tiny_tokenizer(), name=name)
+    check(made)
+    return made
+
+
+@pytest.fixture
+def llama() -> Model:
+    made = Model(tiny("llama-wide"), tiny_tokenizer(), name="llama-wide")
+    check(made)
+    return made
+
+
+def random_masks(n: int, seed: int = 0) -> torch.Tensor:
+    """Values 0, 1 and between; some masks begin high up, one is all ones."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.rand(n, 3, 4, generator=generator)
+    values = torch.where(values < 0.3, 0.0, torch.where(values > 0.6, 1.0, values))
+    values[0] = 1
+    values[1, :2] = 1
+    values[2, 0] = 1
+    return values
+
+
+def references(model: Model) -> dict:
+    return {
+        "zero": "zero",
+        "mean": mean_reference(model, ["the cat sat on the mat", "the apple"]),
+        "counterfactual": "counterfactual",
+    }
+
+
+def one_plain_pass(model, example, values, reference):
+    """Log-prob of each answer, by full passes over one row with our seam but none of the engine."""
+    answers = []
+    for answer in example.answers:
+        joined, start = model.join(example.prompt, answer)
+        stand_in = reference
+        if reference == "counterfactual":
+            corrupt, _ = model.join(example.counterfactual, answer)
+            stand_in = headlab.counterfactual_reference(model, [joined], [corrupt])
+        elif reference == "zero":
+            stand_in = headlab.Reference()
+        with model.gated(Gates(values), stand_in):
+            scores = model(joined)[0].log_softmax(-1)
+        answers.append(sum(scores[p - 1, joined[p]].item() for p in range(start, len(joined))))
+    return answers
+
+
+@each_architecture
+@pytest.mark.parametrize("kind", ["zero", "mean", "counterfactual"])
+def test_any_masks_equal_one_plain_pass_each(model, kind):
+    masks, reference = random_masks(6), references(model)[kind]
+    table = measure(model, EXAMPLES, masks, "log-prob", reference)
+    assert table.values.shape == (6, 3)
+    assert table.restarted
+    for column, example in enumerate(EXAMPLES):
+        for row in range(6):
+            expected = one_plain_pass(model, example, masks[row], reference)[0]
+            assert abs(table.values[row, column] - expected) < 1e-4, (row, example.id)
+        clean = one_plain_pass(model, example, torch.ones(3, 4), "zero")[0]
+        assert abs(table.clean[column] - clean) < 1e-4
+
+
+@each_architecture
+def test_restarting_changes_nothing(model):
+    masks = random_masks(8, seed=1)
+    fast = measure(model, EXAMPLES, masks, "logit-diff")
+    plain = measure(model, EXAMPLES, masks, "logit-diff", restart=False)
+    assert not plain.restarted
+    assert (fast.values - plain.values).abs().max() < 1e-5
+
+
+@each_architecture
+def test_the_restart_path_with_gates_of_one_changes_no_bit(model, monkeypatch):
+    """A mask of ones is made to start at a layer instead of being answered by the clean pass."""
+    for layer in range(3):
+        monkeypatch.setattr(headlab.engine, "_first_layers", lambda _, layer=layer: [layer])
+        table = measure(model, EXAMPLES, torch.ones(1, 3, 4), "log-prob")
+        assert torch.equal(table.values[0], table.clean)
+
+
+@pytest.mark.parametrize("name", list(MEASURES))
+def test_batched_equals_alone_for_every_measure(llama, name):
+    masks = random_masks(5, seed=2)
+    together = measure(llama, EXAMPLES, masks, name, "counterfactual")
+    for column, example in enumerate(EXAMPLES):
+        for row in range(5):
+            alone = measure(llama, [example], masks[row], name, "counterfactual", budget=1)
+            assert abs(together.values[row, column] - alone.values[0, 0]) < 1e-5
+
+
+def test_every_measure_equals_its_definition(llama):
+    masks = random_masks(5, seed=3)
+    tables = {name: measure(llama, EXAMPLES, masks, name).values for name in MEASURES}
+    for column, example in enumerate(EXAMPLES):
+        for row in range(5):
+            answers = torch.tensor(one_plain_pass(llama, example, masks[row], "zero"))
+            target, wrong = answers[0], answers[1:]
+            joined, start = llama.join(example.prompt, example.target)
+            clean = llama(joined)[0].log_softmax(-1)
+            with llama.gated(Gates(masks[row])):
+                gated = llama(joined)[0].log_softmax(-1)
+            read = slice(start - 1, len(joined) - 1)
+            right = gated[read].argmax(-1) == joined[start:]
+            kl = (clean.exp() * (clean - gated)).sum(-1)[read].mean()
+            expected = {
+                "log-prob": target,
+                "log-prob-per-token": target / (len(joined) - start),
+                "logit-diff": target - wrong.max(),
+                "logit-diff-mean": target - wrong.mean(),
+                "prob-diff": target.exp() - wrong.exp().sum(),
+                "choice-accuracy": float(target > wrong.max()),
+                "top1-accuracy": float(right.all()),
+                "kl": kl,
+            }
+            for name, value in expected.items():
+                assert abs(tables[name][row, column] - value) < 1e-5, name
+
+
+def test_a_logit_difference_is_one_of_logits(llama):
+    example = EXAMPLES[0]
+    logits = llama(example.prompt)[0, -1]
+    ids = [int(llama.ids(answer)[0]) for answer in example.answers]
+    expected = logits[ids[0]] - torch.max(logits[ids[1]], logits[ids[2]])
+    table = measure(llama, [example], torch.ones(3, 4), "logit-diff")
+    assert abs(table.clean[0] - expected) < 1e-5
+
+
+def test_shuffling_examples_or_masks_changes_nothing(llama):
+    masks = random_masks(6, seed=4)
+    table = measure(llama, EXAMPLES, masks).values
+    examples, rows = [2, 0, 1], [5, 3, 0, 1, 4, 2]
+    shuffled = measure(llama, [EXAMPLES[i] for i in examples], masks[rows]).values
+    assert (shuffled - table[rows][:, examples]).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("budget", [1, 7, 40, 10_000])
+def test_the_budget_changes_nothing(llama, budget):
+    masks = random_masks(6, seed=5)
+    table = measure(llama, EXAMPLES, masks, reference="counterfactual", budget=budget)
+    usual = measure(llama, EXAMPLES, masks, reference="counterfactual")
+    assert table.budget == budget
+    assert (table.values - usual.values).abs().max() < 1e-5
+
+
+def test_gates_may_differ_between_examples_and_positions(llama):
+    generator = torch.Generator().manual_seed(6)
+    by_example = torch.rand(2, 3, 3, 4, generator=generator)
+    table = measure(llama, EXAMPLES, Gates(by_example, "mask example layer head")).values
+    by_position = torch.rand(2, 3, 4, 12, generator=generator)
+    other = measure(llama, EXAMPLES, Gates(by_position, "mask layer head position")).values
+    for column, example in enumerate(EXAMPLES):
+        for row in range(2):
+            expected = one_plain_pass(llama, example, by_example[row, column], "zero")[0]
+            assert abs(table[row, column] - expected) < 1e-4
+            joined, start = llama.join(example.prompt, example.target)
+            fed = len(joined) - 1
+            gates = Gates(by_position[row, :, :, :fed], "layer head position")
+            with llama.gated(gates):
+                scores = llama(joined[:-1])[0].log_softmax(-1)
+            expected = sum(scores[p - 1, joined[p]].item() for p in range(start, len(joined)))
+            assert abs(other[row, column] - expected) < 1e-4
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_running_out_of_memory_anywhere_changes_no_number(llama, monkeypatch, seed):
+    masks = random_masks(8, seed=7)
+    usual = measure(llama, EXAMPLES, masks, reference="counterfactual", budget=64)
+    chance, plain = random.Random(seed), Model.logits_at
+
+    def sometimes_full(self, *args):
+        if args[0].ids.numel() > 20 and chance.random() < 0.4:  # never for one example alone
+            raise torch.OutOfMemoryError("CUDA out of memory (planted)")
+        return plain(self, *args)
+
+    monkeypatch.setattr(Model, "logits_at", sometimes_full)
+    done = []
+    table = measure(
+        llama, EXAMPLES, masks, reference="counterfactual", budget=64, progress=done.append
+    )
+    assert (table.values - usual.values).abs().max() < 1e-5
+    assert table.backed_off == (table.budget < 64)
+    assert sum(done) == 24, "every pair is reported once"
+
+
+def test_an_example_that_never_fits_is_named(llama, monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory (planted)")
+
+    monkeypatch.setattr(Model, "logits_at", full)
+    with pytest.raises(HeadlabError, match="example 'short' does not fit into memory, even alone"):
+        measure(llama, EXAMPLES, random_masks(4))
+
+
+@pytest.mark.parametrize("name", [name for name, each in MEASURES.items() if each.differentiable])
+@pytest.mark.parametrize("kind", ["zero", "mean", "counterfactual"])
+def test_gradients_equal_finite_differences(name, kind):
+    model = Model(tiny("gpt2", torch.float64), tiny_tokenizer())  # stays in float64 throughout
+    check(model)
+    reference = references(model)[kind]
+    generator = torch.Generator().manual_seed(8)
+    masks = torch.rand(2, 3, 4, generator=generator, dtype=torch.float64) * 0.8 + 0.1
+    found = gate_gradients(model, EXAMPLES, masks, name, reference)
+    assert found.gradient.shape == (2, 3, 3, 4)
+    step = 1e-5
+    for mask, layer, head in ((0, 0, 1), (1, 2, 3), (1, 1, 0)):
+        sides = []
+        for sign in (1, -1):
+            nudged = masks.clone()
+            nudged[mask, layer, head] += sign * step
+            sides.append(gate_gradients(model, EXAMPLES, nudged, name, reference).values[mask])
+        slope = (sides[0] - sides[1]) / (2 * step)
+        assert (slope - found.gradient[mask, :, layer, head]).abs().max() < 1e-6
+
+
+@each_architecture
+def test_gradients_exist_on_every_architecture_and_leave_the_weights_alone(model):
+    found = gate_gradients(model, EXAMPLES, Gates.ones(model), "logit-diff", "counterfactual")
+    assert found.gradient.isfinite().all()
+    assert (found.gradient != 0).all()
+    table = measure(model, EXAMPLES, Gates.ones(model), "logit-diff", "counterfactual")
+    assert (found.values - table.values).abs().max() < 1e-5
+    assert all(weight.grad is None for weight in model.hf.parameters())
+    assert all(weight.requires_grad for weight in model.hf.parameters()), "as they were"
+
+
+def test_gradients_that_do_not_exist_are_refused(llama):
+    with pytest.raises(HeadlabError, match="choice-accuracy is a step function"):
+        gate_gradients(llama, EXAMPLES, torch.ones(3, 4), "choice-accuracy")
+    with pytest.raises(HeadlabError, match="differ by position"):
+        gate_gradients(llama, EXAMPLES, Gates(torch.ones(3, 4, 9), "layer head position"))
+
+
+def test_progress_reports_every_pair_once(llama):
+    done = []
+    measure(llama, EXAMPLES, random_masks(6), budget=20, progress=done.append)
+    assert sum(done) == 18
+
+
+def test_nan_logits_stop_with_the_example_named(llama, monkeypatch):
+    plain = Model.logits_at
+
+    def spoiled(self, tokens, rows, positions):
+        logits = plain(self, tokens, rows, positions)
+        logits[-1] = torch.nan
+        return logits
+
+    monkeypatch.setattr(Model, "logits_at", spoiled)
+    with pytest.raises(HeadlabError, match=r"example '.*' has NaN logits"):
+        measure(llama, EXAMPLES, random_masks(3))
+
+
+def test_a_model_that_cannot_restart_runs_full_passes_and_says_so_once(llama):
+    llama.restart = None
+    with pytest.warns(UserWarning, match="llama-wide cannot be restarted"):
+        table = measure(llama, EXAMPLES, random_masks(3))
+    assert not table.restarted
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        measure(llama, EXAMPLES, random_masks(3))
+
+
+@pytest.mark.parametrize(
+    ("examples", "options", "sentence"),
+    [
+        ([], {}, "no examples"),
+        ([Example("the cat", " sat", id="a")], {"measure": "logit-diff"}, "'a' has none"),
+        (
+            [Example("the cat", " sat", wrong=(" sat",), id="a")],
+            {"measure": "logit-diff"},
+            "example 'a': the answers ' sat' and ' sat' are the same tokens",
+        ),
+        (
+            [Example("the cat", " sat", id="a")],
+            {"reference": "counterfactual"},
+            "no counterfactual",
+        ),
+        (
+            [Example("the cat", " sat", "the", id="a")],
+            {"reference": "counterfactual"},
+            "example 'a': the prompt has 2 tokens and its counterfactual 1",
+        ),
+        ([Example("th", "e", id="a")], {}, "example 'a': prompt and target merge"),
+        ([Example("the cat", "", id="a")], {}, "example 'a': the target is empty"),
+        (EXAMPLES, {"measure": "logit-dif"}, "did you mean 'logit-diff'"),
+        (EXAMPLES, {"reference": "median"}, "not 'median'"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(llama, examples, options, sentence):
+    with pytest.raises(HeadlabError, match=sentence):
+        measure(llama, examples, torch.ones(3, 4), **options)
+
+
+def test_the_noise_floor_grows_with_coarser_numbers():
+    floors = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        model = Model(tiny("llama-wide", dtype), tiny_tokenizer())
+        check(model)
+        floors[dtype] = noise_floor(model, EXAMPLES, Gates.each_head(model), "logit-diff")
+    assert 0 < floors[torch.float32] < 1e-5
+    assert 1e-3 < floors[torch.bfloat16] < 0.5
