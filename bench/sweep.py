@@ -2,11 +2,11 @@
 
     python bench/sweep.py --shape llama-3.2-1b --prompts 32 --length 16
 
-Random weights of a published shape, random prompts, the log-prob of one target token each. The plain
-way has frozen weights, SDPA, the same dtype, all prompts in one batch and the model's default full
-logits; it may be timed on evenly spaced heads and scaled (--plain-heads). Runs are interleaved after
-a warm-up; medians are shown. The floor is half the dense arithmetic (a mask skips, on average, half
-of the layers) at the matrix rate measured in the same run.
+Random weights of a published shape, random prompts, the log-prob of one target token each. The
+plain way has frozen weights, SDPA, the same dtype, all prompts in one batch and the model's default
+full logits; it may be timed on evenly spaced heads and scaled (--plain-heads). Runs are interleaved
+after a warm-up; medians are shown. The floor is half the dense arithmetic (a mask skips, on
+average, half of the layers) at the matrix rate measured in the same run.
 """
 
 from __future__ import annotations

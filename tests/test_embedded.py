@@ -95,6 +95,26 @@ def test_a_damaged_cache_is_rebuilt(gguf, folder, damage):
     assert headlab.load(folder).n_layers == 3
 
 
+def test_another_gguf_file_is_not_taken_for_the_first(gguf, folder, tmp_path):
+    converted(gguf, folder)
+    other = tmp_path / "other.gguf"
+    data = bytearray(gguf.read_bytes())
+    data[-2] ^= 1  # a weight
+    other.write_bytes(data)
+    before = (folder / "model.safetensors").read_bytes()
+    converted(other, folder)
+    assert (folder / "model.safetensors").read_bytes() != before
+
+
+def test_a_finished_cache_needs_no_lock(gguf, folder):
+    converted(gguf, folder)
+    (folder.parent / "tiny.lock").unlink(missing_ok=True)
+    converted(gguf, folder)
+    assert not (folder.parent / "tiny.lock").exists()
+    assert folder.stat().st_mode & 0o777 == 0o755
+    assert (folder / "model.safetensors").stat().st_mode & 0o777 == 0o644
+
+
 def test_two_processes_at_once_convert_once(gguf, folder):
     both = [in_a_process(gguf, folder) for _ in range(2)]
     said = sorted(process.communicate(timeout=120)[0].split() for process in both)
@@ -225,6 +245,8 @@ def test_ctrl_c_while_converting_is_one_sentence_and_leaves_nothing(tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # A background job ignores Ctrl-C, and its children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob(".smollm2-*")) and time.monotonic() < deadline:

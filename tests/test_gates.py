@@ -181,6 +181,35 @@ def test_counterfactuals_of_padded_pairs_are_each_prompts_own(llama):
         assert (alone - together[number, :length]).abs().max() < 1e-5
 
 
+def test_left_padding_is_refused_where_positions_matter(llama):
+    prompts = [random_ids(1, 6)[0], random_ids(1, 4)[0]]
+    reference = counterfactual_reference(llama, prompts, prompts)
+    gates = Gates(torch.ones(3, 4, 6), "layer head position")
+    with (
+        llama.gated(Gates.ones(llama), reference),
+        pytest.raises(HeadlabError, match="need padding on the right"),
+    ):
+        llama(prompts, padding="left")
+    with llama.gated(gates), pytest.raises(HeadlabError, match="need padding on the right"):
+        llama(prompts, padding="left")
+
+
+def test_a_reference_of_another_model_is_refused(llama):
+    other = mean_reference(Model(tiny("llama")), list(random_ids(2, 4)))
+    with (
+        pytest.raises(HeadlabError, match="heads of width 8 is of another model than llama-wide"),
+        llama.gated(Gates.ones(llama), other),
+    ):
+        pass
+
+
+def test_gates_are_computed_in_float32_over_bfloat16():
+    z = torch.full((1, 1, 1, 1), 1.0, dtype=torch.bfloat16)
+    r = torch.full((1, 1, 1, 1), -1.0, dtype=torch.bfloat16)
+    g = torch.full((1, 1, 1, 1), 0.50390625 + 2**-12)  # not a bfloat16
+    assert gate_heads(z, g, r).item() == pytest.approx(2 * g.item() - 1, rel=2**-8)
+
+
 # --- shapes of gates ---
 
 

@@ -252,6 +252,36 @@ def test_what_is_not_a_model_is_refused():
     assert "this model is loaded already" in refusal(tiny("gpt2"), dtype="float64")
 
 
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (lambda: hf.BertForMaskedLM(hf.BertConfig(vocab_size=96, **SMALL)), "BertForMaskedLM"),
+        (lambda: hf.BertModel(hf.BertConfig(vocab_size=96, **SMALL)), "BertModel"),
+        (lambda: hf.ViTModel(hf.ViTConfig(**SMALL)), "ViTModel"),
+        (
+            lambda: hf.T5ForConditionalGeneration(
+                hf.T5Config(vocab_size=96, d_model=32, d_ff=40, num_layers=2, num_heads=4)
+            ),
+            "T5ForConditionalGeneration",
+        ),
+    ],
+)
+def test_loaded_models_that_are_not_causal_are_refused_too(make, kind):
+    assert f"is {kind}, not a causal language model" in refusal(make())
+
+
+def test_pickled_weights_in_the_hub_cache_are_refused(tmp_path):
+    environment = in_hub_cache(tmp_path, "someone/pickled")
+    (snapshot,) = (tmp_path / "hub").glob("models--*/snapshots/*")
+    (snapshot / "model.safetensors").rename(snapshot / "pytorch_model.bin")
+    command = [sys.executable, "-m", "headlab", "check", "someone/pickled", "-q"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "someone/pickled" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_a_folder_named_like_an_alias_is_pointed_out(tmp_path, monkeypatch):
     save_tiny(tmp_path / "gpt2")
     monkeypatch.chdir(tmp_path)

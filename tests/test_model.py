@@ -39,6 +39,12 @@ def test_bos_follows_the_policy():
     assert (model.bos, model.bos_policy) == (True, "auto")
     assert model.ids("the").tolist() == [1, the], "no EOS, whatever the tokenizer adds"
     assert model.ids("<s>the").tolist() == [1, the], "one BOS, not two"
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<pad> <s> $A", special_tokens=[("<s>", 1), ("<pad>", 0)]
+    )
+    longer = Model(tiny("llama"), tokenizer)
+    assert longer.ids("the").tolist() == [0, 1, the], "all that the tokenizer puts in front"
+    assert longer.bos
 
 
 def test_bos_without_a_bos_token_is_refused():
@@ -137,6 +143,12 @@ def test_ablate_scores_every_target_token_where_it_is_predicted(model):
     result = headlab.ablate(model, "the cat", ["L0H0"], " sat on the")
     assert abs(result.before.log_prob - expected) < 1e-5
     assert result.target_tokens == [" sat", " on", " the"]
+
+
+def test_the_top_tokens_are_those_right_after_the_prompt(model):
+    result = headlab.ablate(model, "the cat", ["L0H0"], " sat on the")
+    expected = model("the cat")[0, -1].softmax(-1).topk(5)
+    assert [prob for _, prob in result.before.top] == pytest.approx(expected.values.tolist())
 
 
 def test_ablate_after_equals_a_gated_pass_by_hand(model):

@@ -83,9 +83,9 @@ def test_check_passes_with_restart_proved(model):
     assert result.passed, result
     assert [proof.name for proof in result.proofs] == [
         "finite",
+        "seam",
         "causal",
         "identity",
-        "seam",
         "heads",
         "sum",
         "ablation",
@@ -277,6 +277,90 @@ def test_check_refuses_a_model_that_is_not_causal():
     model = Model(hf.BertLMHeadModel(config), name="bert")
     with pytest.raises(HeadlabError, match="changing the last token changes nothing before it"):
         check(model).require()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_does_not_hide_an_encoder(dtype):
+    import transformers as hf
+
+    config = hf.BertConfig(
+        vocab_size=96, hidden_size=32, num_hidden_layers=2, num_attention_heads=4
+    )
+    torch.manual_seed(0)
+    model = Model(hf.BertLMHeadModel(config).to(dtype), name="bert")
+    with pytest.raises(HeadlabError, match="changing the last token changes nothing before it"):
+        check(model).require()
+
+
+def broken_proofs(model):
+    return {proof.name for proof in check(model).proofs if not proof.passed}
+
+
+def test_each_proof_fails_on_what_it_is_for(monkeypatch):
+    import copy
+
+    import headlab.model
+    from headlab.gates import gate_heads
+
+    def fresh():
+        return Model(copy.deepcopy(tiny("llama-wide")), name="planted")
+
+    spoiled = fresh()
+    spoiled.hf.lm_head.weight.data[5] = float("inf")
+    assert "finite" in broken_proofs(spoiled)
+
+    bent = fresh()
+    projection = bent.seam.projections[1]
+    plain = projection.forward
+    projection.forward = lambda z: plain(z) + 0.1 * plain(z) ** 2
+    assert "sum" in broken_proofs(bent)
+    assert check(bent).proofs[5].layer == 1
+
+    def shifted(z, g, r):
+        return gate_heads(z, g, r) + 1e-6
+
+    monkeypatch.setattr(headlab.model, "gate_heads", shifted)
+    assert broken_proofs(fresh()) >= {"identity"}
+
+    def idle(z, g, r):
+        return z
+
+    monkeypatch.setattr(headlab.model, "gate_heads", idle)
+    assert broken_proofs(fresh()) == {"ablation"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_check_notices_gates_that_do_not_act_in_one_layer(monkeypatch, dtype, layer):
+    from headlab.gates import Gates as Honest
+
+    model = Model(tiny("llama-wide", dtype), name="planted")
+    plain = Honest.for_rows
+
+    def skipping(self, at, rows, positions):
+        values = plain(self, at, rows, positions)
+        return torch.ones_like(values) if at == layer else values
+
+    monkeypatch.setattr(Honest, "for_rows", skipping)
+    assert broken_proofs(model) == {"ablation"}
+
+
+def test_an_attention_function_of_ones_own_is_checked_as_it_is():
+    """Heads flipped by a registered attention function: not swapped for another kernel."""
+    from transformers import AttentionInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    def flipped(*args, **kwargs):
+        output, weights = sdpa_attention_forward(*args, **kwargs)
+        return output.flip(2), weights
+
+    import copy
+
+    AttentionInterface.register("headlab_test_flipped", flipped)
+    hf = copy.deepcopy(tiny("llama"))
+    hf.set_attn_implementation("headlab_test_flipped")
+    with pytest.raises(HeadlabError, match="each head's slice"):
+        check(Model(hf, name="flipped")).require()
 
 
 def test_check_refuses_a_projection_that_is_never_called():

@@ -149,7 +149,8 @@ def log_probs(logits: Tensor, joined: Tensor, start: int) -> Tensor:
     `joined` are the ids of prompt and target, the target's from `start` on; the logits at position
     p predict token p + 1.
     """
-    scores = logits[..., start - 1 : len(joined) - 1, :].float().log_softmax(-1)
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    scores = logits[..., start - 1 : len(joined) - 1, :].to(wide).log_softmax(-1)
     index = joined[start:].to(scores.device)[:, None].expand(*scores.shape[:-1], 1)
     return scores.gather(-1, index).squeeze(-1)
 

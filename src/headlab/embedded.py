@@ -42,12 +42,12 @@ def converted(gguf: Path, folder: Path) -> Path:
 
     Made if it is not there or not as it was written; two processes asking at once make it once.
     """
-    if _is_whole(folder):  # asked before the lock: a finished cache may be read-only
+    if _is_whole(folder, gguf):  # asked before the lock: a finished cache may be read-only
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.with_name(folder.name + ".lock")):
-            if not _is_whole(folder):
+            if not _is_whole(folder, gguf):
                 _convert(gguf, folder)
     except OSError as error:
         raise _cache_error(error, folder.parent) from error
@@ -66,7 +66,11 @@ def _convert(gguf: Path, folder: Path) -> None:
         except Exception as error:  # safetensors has its own type for what the system refused
             raise _as_os_error(error) from error
         files = {path.name: _fingerprint(path) for path in sorted(room.iterdir())}
-        (room / _MARK).write_text(json.dumps({"source": gguf.name, "files": files}, indent=1))
+        (room / _MARK).write_text(
+            json.dumps({"source": _fingerprint(gguf), "files": files}, indent=1)
+        )
+        for path in (room, *room.iterdir()):  # other users may share the cache
+            path.chmod(0o755 if path.is_dir() else 0o644)
         if folder.exists():
             shutil.rmtree(folder)
         os.replace(room, folder)
@@ -84,11 +88,15 @@ def _room_beside(folder: Path) -> Iterator[Path]:
         shutil.rmtree(room, ignore_errors=True)
 
 
-def _is_whole(folder: Path) -> bool:
+def _is_whole(folder: Path, gguf: Path) -> bool:
+    """Every file as it was written, and from this very GGUF file."""
     try:
-        files = json.loads((folder / _MARK).read_text())["files"]
+        mark = json.loads((folder / _MARK).read_text())
+        files = mark["files"]
+        if tuple(mark["source"]) != _fingerprint(gguf):
+            return False
         return bool(files) and all(
-            _fingerprint(folder / name) == tuple(mark) for name, mark in files.items()
+            _fingerprint(folder / name) == tuple(print_) for name, print_ in files.items()
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False

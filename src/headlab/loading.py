@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_MASKED_LM_MAPPING,
@@ -26,7 +26,7 @@ from headlab.model import BosPolicy, Model
 from headlab.proofs import check as run_check
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 DTYPES = {
     "float32": torch.float32,
@@ -59,7 +59,8 @@ def load(
     >>> headlab.load("smollm2")                                               # doctest: +SKIP
     Model('smollm2', 30 layers x 9 heads, float32, cpu)
     """
-    if isinstance(model, PreTrainedModel):
+    if hasattr(model, "config") and hasattr(model, "get_output_embeddings"):  # PEFT's too
+        _require_causal(model.config, model.config.name_or_path or type(model).__name__, model)
         if any(option is not None for option in (dtype, device, device_map, revision)):
             raise HeadlabError(
                 "dtype, device, device_map and revision are for loading by name; "
@@ -194,15 +195,21 @@ def _has_tokenizer(folder: Path) -> bool:
     return any(True for kind in kinds for _ in folder.glob(kind))
 
 
-def _require_causal(config: PreTrainedConfig, name: str) -> None:
+def _require_causal(config: PreTrainedConfig, name: str, loaded: Any = None) -> None:
     kinds = config.architectures or [config.model_type]
+    if loaded is not None:
+        kinds = [type(loaded).__name__]
     encoder = (
         type(config) in MODEL_FOR_MASKED_LM_MAPPING
         and not getattr(config, "is_decoder", False)
         and not any(kind.endswith(("ForCausalLM", "LMHeadModel")) for kind in kinds)
     )
     own_code = getattr(config, "auto_map", None) or {}
-    known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in own_code
+    known = (
+        type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+        or "AutoModelForCausalLM" in own_code
+        or (loaded is not None and not type(loaded).__module__.startswith("transformers."))
+    )
     if config.is_encoder_decoder or encoder or not known:
         raise HeadlabError(
             f"{name} is {kinds[0]}, not a causal language model; Headlab works on decoder-only "
@@ -282,7 +289,7 @@ def _usable_device(name: str | torch.device) -> torch.device:
             raise RuntimeError("meta tensors hold no numbers")
         return device
     except (RuntimeError, AssertionError) as error:
-        raise HeadlabError(f"no device {str(name)!r} here: {_first_line(error)}") from error
+        raise HeadlabError(f"no device {str(name)!r} here: {_shortened(error)}") from error
 
 
 def _best_device() -> torch.device:
@@ -294,6 +301,7 @@ def _require_finite_weights(model: Model) -> None:
         if (
             not parameter.is_meta
             and parameter.is_floating_point()
+            and parameter.dtype.itemsize >= 2  # of FP8 the numbers are in the scales
             and not parameter.isfinite().all()
         ):
             raise HeadlabError(
@@ -326,7 +334,7 @@ def _explain(error: BaseException, source: Source, part: str) -> str:
         return f"no model {name!r} on the hub, and no folder of that name{_nearest(name)}"
     if isinstance(error, ImportError) or "accelerate" in text:
         cure = "; pip install 'headlab[gguf]'" if source.gguf_file else ""
-        return f"{name} needs a package that is not installed: {_first_line(error)}{cure}"
+        return f"{name} needs a package that is not installed: {_shortened(error)}{cure}"
     if "trust_remote_code" in text:
         return (
             f"{name} brings its own code; read it, and pass trust_remote_code=True "
@@ -352,9 +360,9 @@ def _explain(error: BaseException, source: Source, part: str) -> str:
     if "model type" in text or "Unrecognized model" in text:
         return (
             f"transformers {transformers.__version__} does not know the model type of {name}: "
-            f"{_first_line(error)}"
+            f"{_shortened(error)}"
         )
-    return f"cannot load {name}, {part} cannot be read: {_first_line(error)}"
+    return f"cannot load {name}, {part} cannot be read: {_shortened(error)}"
 
 
 def _chain(error: BaseException) -> tuple[set[str], str]:
@@ -369,5 +377,6 @@ def _chain(error: BaseException) -> tuple[set[str], str]:
     return kinds, "\n".join(texts)
 
 
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), "unknown error")
+def _shortened(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else text[:300] + " ..."

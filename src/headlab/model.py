@@ -61,11 +61,13 @@ class Model:
         self.seam: Seam = find_seam(hf, self.name)
         self.notes: list[str] = []  # what a user should know about how it was loaded
         self.bos_policy = bos
-        self.bos = _resolve_bos(bos, tokenizer, self.name)
+        self.prefix = _resolve_prefix(bos, tokenizer, self.name)
         self.restart: Forms | None = None  # until headlab.check proves it
         self.cuts_logits = False  # until headlab.check proves it
         self._gates: Gates | None = None
-        self._takes_positions = "position_ids" in inspect.signature(hf.forward).parameters
+        self._positional = False  # the active gates or their reference differ between positions
+        inner = hf.get_base_model() if hasattr(hf, "get_base_model") else hf  # PEFT wraps
+        self._takes_positions = "position_ids" in inspect.signature(inner.forward).parameters
 
     # --- what it is ---
 
@@ -80,6 +82,11 @@ class Model:
     @property
     def head_width(self) -> int:
         return self.seam.width
+
+    @property
+    def bos(self) -> bool:
+        """Whether prompts start with BOS."""
+        return self.tokenizer is not None and self.tokenizer.bos_token_id in self.prefix
 
     @property
     def restartable(self) -> bool:
@@ -147,11 +154,6 @@ class Model:
                 raise HeadlabError(
                     f"token ids of one prompt have shape [position], {list(prompt.shape)} was given"
                 )
-            if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < self.vocabulary):
-                raise HeadlabError(
-                    f"token ids of {self.name} run from 0 to {self.vocabulary - 1}, "
-                    f"{int(ids.min())} to {int(ids.max())} were given"
-                )
         else:
             if not prompt:
                 raise HeadlabError("the prompt is empty; give at least one word")
@@ -160,11 +162,16 @@ class Model:
             if any("\ud800" <= letter <= "\udfff" for letter in prompt):
                 raise HeadlabError(f"the prompt {prompt!r} is not valid UTF-8 text")
             numbers = list(self.tokenizer(prompt, add_special_tokens=False)["input_ids"])
-            if self.bos and (not numbers or numbers[0] != self.tokenizer.bos_token_id):
-                numbers = [self.tokenizer.bos_token_id, *numbers]
+            if numbers[: len(self.prefix)] != self.prefix:  # the text may bring its own
+                numbers = [*self.prefix, *numbers]
             ids = torch.tensor(numbers, dtype=torch.long, device=self.device)
         if not len(ids):
             raise HeadlabError(f"the prompt {prompt!r} has no tokens")
+        if int(ids.min()) < 0 or int(ids.max()) >= self.vocabulary:
+            raise HeadlabError(
+                f"token ids of {self.name} run from 0 to {self.vocabulary - 1}, "
+                f"{int(ids.min())} to {int(ids.max())} were given"
+            )
         if self.max_length and len(ids) > self.max_length:
             raise HeadlabError(
                 f"the prompt has {len(ids)} tokens, {self.name} takes at most {self.max_length}"
@@ -194,7 +201,8 @@ class Model:
     @property
     def _pad_id(self) -> int:
         """Any valid id: pads are masked."""
-        return (self.tokenizer and self.tokenizer.pad_token_id) or 0
+        own = self.tokenizer.pad_token_id if self.tokenizer is not None else None
+        return own if own is not None and own < self.vocabulary else 0
 
     def join(self, prompt: Prompt, target: str) -> tuple[Tensor, int]:
         """The ids of prompt + target and how many are the prompt's.
@@ -237,6 +245,10 @@ class Model:
         """Logits [row, position, vocabulary]. Under `gated` with several masks, every mask is run
         on every prompt: row = mask · prompts + prompt."""
         tokens = prompts if isinstance(prompts, Tokens) else self.tokens(prompts, padding)
+        if self._positional and not tokens.mask[:, 0].all():
+            raise HeadlabError(
+                "gates or a reference that differ between positions need padding on the right"
+            )
         if self._gates is not None and self._gates.n_masks > 1:
             masks = self._gates.n_masks
             tokens = Tokens(tokens.ids.repeat(masks, 1), tokens.mask.repeat(masks, 1))
@@ -300,22 +312,34 @@ class Model:
                 "headlab.counterfactual_reference make one"
             )
 
+        shape = None if reference.values is None else reference.values.shape
+        if shape and (shape[0], *shape[-2:]) != (self.n_layers, self.n_heads, self.head_width):
+            raise HeadlabError(
+                f"a reference of {shape[0]} layers x {shape[-2]} heads of width {shape[-1]} is of "
+                f"another model than {self.name}"
+            )
+
         def gate(layer: int, z: Tensor) -> Tensor:
             rows, positions = z.shape[:2]
             g = gates.for_rows(layer, rows, positions)
             return gate_heads(z, g, reference.for_rows(layer, rows, gates.n_masks, positions))
 
         self._gates = gates
+        self._positional = gates.values.shape[-1] > 1 or bool(shape and shape[2] > 1)
         try:
             with self._hooked(gate, layers):
                 yield gates
         finally:
-            self._gates = None
+            self._gates, self._positional = None, False
+
+    def require_clean(self) -> None:
+        """Refuse to take a gated run for a clean one."""
+        if self._gates is not None:
+            raise HeadlabError("references come from clean runs; leave the gated block first")
 
     def observe(self, tokens: Tokens, visit: Callable[[int, Tensor], None]) -> None:
         """One clean pass that shows `visit` each layer's z, [example, position, head, width]."""
-        if self._gates is not None:
-            raise HeadlabError("references come from clean runs; leave the gated block first")
+        self.require_clean()
         with self._hooked(visit), torch.no_grad():
             self.hf(**self.inputs(tokens))
 
@@ -350,15 +374,20 @@ class Model:
             yield
 
 
-def _resolve_bos(
+def _resolve_prefix(
     policy: BosPolicy, tokenizer: PreTrainedTokenizerBase | None, model_name: str
-) -> bool:
-    """Whether a prompt starts with BOS. auto: whether the tokenizer by itself would add it."""
+) -> list[int]:
+    """What a prompt starts with. auto: whatever the tokenizer by itself puts before a text."""
     if policy not in ("auto", "yes", "no"):
         raise HeadlabError(f"bos is auto, yes or no, not {policy!r}")
     bos_id = None if tokenizer is None else tokenizer.bos_token_id
-    if policy == "yes" and bos_id is None:
-        raise HeadlabError(f"{model_name} has no BOS token; use bos auto or no")
-    if policy == "auto" and tokenizer is not None and bos_id is not None:
-        return bos_id in list(tokenizer("a")["input_ids"])[:1]
-    return policy == "yes"
+    if policy == "yes":
+        if bos_id is None:
+            raise HeadlabError(f"{model_name} has no BOS token; use bos auto or no")
+        return [bos_id]
+    if policy == "no" or tokenizer is None:
+        return []
+    own = list(tokenizer("a")["input_ids"])
+    bare = list(tokenizer("a", add_special_tokens=False)["input_ids"])
+    starts = [n for n in range(len(own)) if own[n : n + len(bare)] == bare]
+    return own[: starts[0]] if starts and bare else []

@@ -92,7 +92,7 @@ def check(model: Model) -> Check:
     """
     tokens = _random_tokens(model)
     proofs = []
-    for prove in (_finite, _causal, _identity, _called_once, _head_order, _head_sum, _surgery):
+    for prove in (_finite, _called_once, _causal, _identity, _head_order, _head_sum, _surgery):
         proof = prove(model, tokens)
         proofs.append(proof)
         if proof.refuses and prove in (_finite, _called_once):
@@ -114,16 +114,23 @@ def _finite(model: Model, tokens: Tokens) -> Proof:
 
 
 def _causal(model: Model, tokens: Tokens) -> Proof:
+    claim = "changing the last token changes nothing before it"
     changed = tokens.ids.clone()
-    changed[:, -1] = tokens.ids[:, 0]
-    before, after = model(tokens), model(tokens._replace(ids=changed))
-    return _compared(
-        model,
-        "causal",
-        "changing the last token changes nothing before it",
-        before[:, :-1],
-        after[:, :-1],
-    )
+    changed[:, -1] = (tokens.ids[:, -1] + 1) % model.vocabulary
+    other = tokens._replace(ids=changed)
+    before, after = model(tokens)[:, :-1], model(other)[:, :-1]
+    # In the first layer the same arithmetic has run on the same numbers, so that not a bit may
+    # differ. There no rounding hides what leaks; in the logits a coarse dtype's would.
+    first = [_first_heads(model, each)[:, :-1] for each in (tokens, other)]
+    leak = Proof("causal", claim, _difference(*first), 0.0, 0)
+    return leak if not leak.passed else _compared(model, "causal", claim, before, after)
+
+
+def _first_heads(model: Model, tokens: Tokens) -> Tensor:
+    """The first layer's z, [example, position, head, width]."""
+    seen: dict[int, Tensor] = {}
+    model.observe(tokens, lambda layer, z: seen.update({layer: z.clone()}))
+    return seen[0]
 
 
 def _identity(model: Model, tokens: Tokens) -> Proof:
@@ -158,7 +165,7 @@ def _called_once(model: Model, tokens: Tokens) -> Proof:
 
 def _head_order(model: Model, tokens: Tokens) -> Proof:
     claim = "each head's slice of the projection's input is that head's attention output"
-    seen = [each for each in sightings(model.hf, tokens.ids) if each.projection in model.seam.paths]
+    seen = sightings(model.hf, tokens.ids, model.seam.paths)
     if len(seen) != model.n_layers:
         return Proof("heads", claim, float("inf"), 0.0, note=f"attention seen {len(seen)} times")
     return _worst_layer(_head_order_of_layers(model, seen, claim))
@@ -213,26 +220,40 @@ def _head_sum_of_layers(model: Model, z: Tensor, outputs: dict[int, Tensor]) -> 
 
 
 def _surgery(model: Model, tokens: Tokens) -> Proof:
-    return _worst_layer(_surgery_of_layers(model, tokens))
-
-
-def _surgery_of_layers(model: Model, tokens: Tokens) -> Iterator[Proof]:
     claim = "a head at gate 0 equals zeroing its columns of the projection's weight"
-    for layer in sorted({0, model.n_layers // 2, model.n_layers - 1}):
-        head = Head(layer, (layer + 1) % model.n_heads)
-        weights = _head_weights(model, layer)
-        if weights is None:
-            yield _unmeasured("ablation", claim, layer)
-            continue
-        with model.gated(Gates.ablate(model, [head])):
-            gated = model(tokens)
-        with torch.no_grad():
-            weights = weights.clone()
-            weights[head.head] = 0
-            name = f"{model.seam.paths[layer]}.weight"
-            cut = {name: _as_weight(model.seam.projections[layer], weights)}
-            surgical = functional_call(model.hf, cut, (), model.inputs(tokens)).logits
-        yield _compared(model, "ablation", claim, surgical, gated, layer)
+    if any(_head_weights(model, layer) is None for layer in range(model.n_layers)):
+        note = "not measured: the projection's weight is not a plain matrix here"
+        return Proof("ablation", claim, None, 0.0, note=note)
+    plain = model(tokens)
+    heads = [Head(layer, (layer + 1) % model.n_heads) for layer in range(model.n_layers)]
+    single = [heads[layer] for layer in sorted({0, model.n_layers // 2, model.n_layers - 1})]
+    return _worst_layer(
+        _surgery_of_heads(model, tokens, plain, claim, off)
+        for off in [heads, *([h] for h in single)]
+    )
+
+
+def _surgery_of_heads(
+    model: Model, tokens: Tokens, plain: Tensor, claim: str, off: list[Head]
+) -> Proof:
+    with model.gated(Gates.ablate(model, off)):
+        gated = model(tokens)
+    cut = {}
+    for head in off:
+        weights = _head_weights(model, head.layer)
+        assert weights is not None
+        weights = weights.clone()
+        weights[head.head] = 0
+        projection = model.seam.projections[head.layer]
+        cut[f"{model.seam.paths[head.layer]}.weight"] = _as_weight(projection, weights)
+    surgical = functional_call(model.hf, cut, (), model.inputs(tokens)).logits
+    # Both sides add the same zeros, so that nothing but the order of sums may differ. A share of
+    # the effect that would fit a coarse dtype's rounding must not pass: one head in every layer
+    # at once, where a layer whose gates do nothing shows.
+    rounding = _compared(model, "ablation", claim, surgical, gated)
+    allowed = min(rounding.tolerance, _difference(plain, surgical) / 100)
+    layer = off[0].layer if len(off) == 1 else None
+    return dataclasses.replace(rounding, tolerance=allowed, layer=layer)
 
 
 def _places(model: Model, tokens: Tokens) -> Proof:
@@ -267,10 +288,9 @@ def _restart_at_layers(model: Model, tokens: Tokens, claim: str) -> Iterator[Pro
     places = _every_place(tokens)
     clean = clean_pass(model, tokens, range(model.n_layers), *places)
     for layer in range(model.n_layers):
-        for share in (False, True):
-            with restarted(model, layer, clean, share=share):
-                logits = model.logits_at(tokens, *places)
-            yield Proof("restart", claim, _difference(clean.logits, logits), 0.0, layer)
+        with restarted(model, layer, clean):
+            logits = model.logits_at(tokens, *places)
+        yield Proof("restart", claim, _difference(clean.logits, logits), 0.0, layer)
 
 
 # --- the small parts ---
@@ -293,15 +313,15 @@ def _head_weights(model: Model, layer: int) -> Tensor | None:
     weight = getattr(projection, "weight", None)
     if not isinstance(weight, Tensor) or not weight.is_floating_point() or weight.is_meta:
         return None
-    if hasattr(projection, "base_layer"):  # an adapter adds to the weight
-        return None
+    if weight.dtype.itemsize < 2 or hasattr(projection, "base_layer"):
+        return None  # quantised with a scale of its own; or an adapter adds to it
     weight = weight.detach() if isinstance(projection, Conv1D) else weight.detach().T
     return weight.reshape(model.n_heads, model.head_width, -1)
 
 
 def _as_weight(projection: Any, by_head: Tensor) -> Tensor:
     weight = by_head.flatten(0, 1)
-    return weight if isinstance(projection, Conv1D) else weight.T
+    return weight if isinstance(projection, Conv1D) else weight.T.contiguous()
 
 
 def _difference(a: Tensor, b: Tensor) -> float:
@@ -315,7 +335,7 @@ def _compared(
     model: Model, name: str, claim: str, expected: Tensor, got: Tensor, layer: int | None = None
 ) -> Proof:
     scale = max(1.0, float(expected.abs().max()))
-    tolerance = _TOLERANCE[model.dtype] * scale
+    tolerance = _TOLERANCE.get(model.dtype, 5e-2) * scale
     return Proof(name, claim, _difference(expected, got), tolerance, layer)
 
 

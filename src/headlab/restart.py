@@ -64,6 +64,7 @@ def clean_pass(
     model: Model, tokens: Tokens, layers: Sequence[int], rows: Tensor, positions: Tensor
 ) -> CleanPass:
     """Run the model as it is; keep the named layers' inputs and z, and the logits at the places."""
+    model.require_clean()
     inputs: dict[int, Tensor] = {}
     z: dict[int, Tensor] = {}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -105,27 +105,32 @@ def find_seam(hf: PreTrainedModel, name: str) -> Seam:
     )
 
 
-def sightings(hf: PreTrainedModel, ids: Tensor) -> list[Sighting]:
+def sightings(
+    hf: PreTrainedModel, ids: Tensor, paths: Sequence[str] | None = None
+) -> list[Sighting]:
     """Run the model on `ids` and report each use of attention, in order.
 
     Attention is recognised by what it does, not by its name: a call of PyTorch's fused attention,
-    or a softmax whose result is multiplied with values. Its output then flows into the next linear
-    map that is called: the output projection.
+    or a softmax whose result is multiplied with values. Its projection is the linear map that is
+    then called on that very output; or, with `paths`, the next one of these, whatever it is given.
     """
     seen: list[Sighting] = []
     watch = _AttentionWatch(rows=ids.shape[0], positions=ids.shape[1])
 
     def hook_for(path: str) -> Any:
         def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
-            if watch.pending is not None and args:
-                seen.append(Sighting(watch.pending, path, args[0].detach().clone()))
+            output = watch.pending
+            if output is None or not args or args[0].numel() != output.numel():
+                return
+            if paths is not None or torch.equal(args[0].flatten(), output.flatten()):
+                seen.append(Sighting(output, path, args[0].detach().clone()))
                 watch.pending = None
 
         return hook
 
     with ExitStack() as stack:
         for path, module in hf.named_modules():
-            if _is_linear(module):
+            if _is_linear(module) if paths is None else path in paths:
                 stack.callback(module.register_forward_pre_hook(hook_for(path)).remove)
         stack.enter_context(_visible_attention(hf))
         stack.enter_context(torch.no_grad())
@@ -182,7 +187,7 @@ class _AttentionWatch(TorchFunctionMode):
 def _visible_attention(hf: PreTrainedModel) -> Iterator[None]:
     """Kernels that PyTorch does not see (flash, flex) give way to its own for one pass."""
     own = hf.config._attn_implementation
-    if own in ("eager", "sdpa", None):
+    if not any(kernel in str(own) for kernel in ("flash", "flex", "paged")):
         yield
         return
     hf.set_attn_implementation("sdpa")
@@ -194,17 +199,23 @@ def _visible_attention(hf: PreTrainedModel) -> Iterator[None]:
 
 def _by_structure(hf: PreTrainedModel, name: str) -> tuple[list[str], int]:
     ids = torch.arange(1, 12, device=hf.get_input_embeddings().weight.device)[None]  # [1, 11]
-    seen = sightings(hf, ids)
+    try:
+        seen = sightings(hf, ids)
+    except Exception as error:  # any model may come here, and fail in its own way
+        raise HeadlabError(
+            f"{name} ({type(hf).__name__}) does not run on token ids alone: "
+            f"{' '.join(str(error).split())}"
+        ) from error
     if not seen:
         raise HeadlabError(
-            f"no attention was seen in {name} ({type(hf).__name__}), "
-            "so it has no heads for Headlab to gate"
+            f"no attention was seen in {name} ({type(hf).__name__}) whose output goes straight "
+            "into a linear map, so it has no heads for Headlab to gate"
         )
     n_layers = getattr(hf.config.get_text_config(), "num_hidden_layers", len(seen))
     if len(seen) != n_layers:
         raise HeadlabError(
-            f"{name} has {n_layers} layers, of which {len(seen)} use attention; "
-            "Headlab needs heads in every layer"
+            f"{name} has {n_layers} layers, of which {len(seen)} hand attention's output straight "
+            "to a linear map; Headlab needs that in every layer"
         )
     counts = {sighting.output.shape[2] for sighting in seen}
     if len(counts) > 1:
