@@ -233,7 +233,18 @@ class Model:
         numbers = [int(number) for number in ids]
         if self.tokenizer is None:
             return [str(number) for number in numbers]
-        return [self.tokenizer.decode([number]) for number in numbers]
+        # After another token: alone, some decoders drop the space a token begins with.
+        anchor = list(self.tokenizer("a", add_special_tokens=False)["input_ids"])[-1:]
+        before = self._decode(anchor)
+        texts = [self._decode([*anchor, number]) for number in numbers]
+        return [
+            text.removeprefix(before) if text.startswith(before) else self._decode([number])
+            for text, number in zip(texts, numbers, strict=True)
+        ]
+
+    def _decode(self, ids: list[int]) -> str:
+        assert self.tokenizer is not None
+        return self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
 
     # --- passes ---
 
