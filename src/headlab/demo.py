@@ -13,6 +13,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from headlab import __version__
 from headlab.ablation import Ablation, ablate
+from headlab.engine import measure
+from headlab.examples import Example
 from headlab.figures import probability_bars, save
 from headlab.files import write_whole
 from headlab.gates import Gates
@@ -23,7 +25,6 @@ from headlab.proofs import Check
 N_HEADS = 5  # switched off at once
 N_DRAWS = 20  # of as many random heads, the baseline
 SEED = 0
-_MASKS_PER_PASS = 90  # bounds memory; a third of SmolLM2's heads
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,8 @@ class Finding:
 
 def investigate(model: Model, prompt: Prompt, advance: Callable[[int], None]) -> Finding:
     """Find the heads on one prompt, switch them off on the other, beside random ones."""
-    scores = _leave_one_out(model, prompt.found_on, prompt.found_answer, advance)
+    found_on = Example(prompt.found_on, prompt.found_answer)
+    scores = measure(model, [found_on], Gates.each_head(model), progress=advance).change[:, 0]
     order = [Head(*divmod(int(i), model.n_heads)) for i in scores.argsort()]
     chosen, rest = order[:N_HEADS], order[N_HEADS:]
     random = torch.Generator().manual_seed(SEED)
@@ -87,31 +89,9 @@ def investigate(model: Model, prompt: Prompt, advance: Callable[[int], None]) ->
         for _ in range(N_DRAWS)
     ]
     gates = Gates.stack([Gates.ablate(model, draw) for draw in draws])
-    probs = _answer_log_probs(model, prompt.text, prompt.answer, gates).exp()
+    probs = measure(model, [Example(prompt.text, prompt.answer)], gates).values[:, 0].exp()
     result = ablate(model, prompt.text, chosen, prompt.answer)
     return Finding(prompt, result, draws, probs.tolist())
-
-
-def _leave_one_out(
-    model: Model, text: str, answer: str, advance: Callable[[int], None]
-) -> torch.Tensor:
-    """Change of the answer's log-prob with each head off: [layer · heads + head]."""
-    values = Gates.each_head(model).values
-    clean = _answer_log_probs(model, text, answer, Gates.ones(model))
-    changes = []
-    for part in torch.split(values, _MASKS_PER_PASS):
-        gates = Gates(part, "mask example layer head position")
-        changes.append(_answer_log_probs(model, text, answer, gates) - clean)
-        advance(len(part))
-    return torch.cat(changes)
-
-
-def _answer_log_probs(model: Model, text: str, answer: str, gates: Gates) -> torch.Tensor:
-    """[mask], for an answer of one token."""
-    joined, start = model.join(text, answer)
-    with torch.no_grad(), model.gated(gates):
-        logits = model(joined[:start])[:, -1]
-    return logits.float().log_softmax(-1)[:, joined[start]].cpu()
 
 
 def write_page(model: Model, check: Check, findings: list[Finding], folder: Path) -> Path:

@@ -39,17 +39,3 @@ def _prompt_of(line: str, place: str) -> str:
     if not isinstance(prompt, str) or not prompt:
         raise HeadlabError(f'{place} has no "prompt" with text in it')
     return prompt
-
-
-def require_reference(
-    kind: str, data: Path | None, counterfactual: str | None, per_position: bool
-) -> None:
-    """Refuse options that do not belong together, before a model is loaded."""
-    if kind not in ("zero", "mean", "counterfactual"):
-        raise HeadlabError(f"--reference is zero, mean or counterfactual, not {kind!r}")
-    if (kind == "mean") != (data is not None):
-        raise HeadlabError("--reference mean and --reference-data FILE go together")
-    if (kind == "counterfactual") != bool(counterfactual):
-        raise HeadlabError("--reference counterfactual and --counterfactual TEXT go together")
-    if per_position and kind != "mean":
-        raise HeadlabError("--per-position goes with --reference mean")

@@ -50,10 +50,10 @@ def ablate(
 ) -> None:
     """Switch heads off (or keep only some) and compare the answer before and after."""
     from headlab.heads import parse_heads
-    from headlab.prompts import read_prompts, require_reference
+    from headlab.prompts import read_prompts
 
     named = parse_heads(heads)  # what the user typed is read before a model is loaded
-    require_reference(reference, reference_data, counterfactual, per_position)
+    _require_reference(reference, reference_data, counterfactual, per_position)
     if not prompt:
         raise HeadlabError("the prompt is empty; give at least one word")
     if target == "":
@@ -81,3 +81,17 @@ def ablate(
         print(f"{result.before.log_prob:.6f}\t{result.after.log_prob:.6f}\t{result.change:.6f}")
     else:
         print_ablation(result)
+
+
+def _require_reference(
+    kind: str, data: Path | None, counterfactual: str | None, per_position: bool
+) -> None:
+    """Refuse options that do not belong together, before a model is loaded."""
+    if kind not in ("zero", "mean", "counterfactual"):
+        raise HeadlabError(f"--reference is zero, mean or counterfactual, not {kind!r}")
+    if (kind == "mean") != (data is not None):
+        raise HeadlabError("--reference mean and --reference-data FILE go together")
+    if (kind == "counterfactual") != bool(counterfactual):
+        raise HeadlabError("--reference counterfactual and --counterfactual TEXT go together")
+    if per_position and kind != "mean":
+        raise HeadlabError("--per-position goes with --reference mean")
