@@ -91,7 +91,7 @@ def ablate(
     over the clean runs of `reference_data`, or the same heads on `counterfactual`.
 
     >>> ablate(model, "The capital of France is", ["L23H4"], " Paris").change # doctest: +SKIP
-    -0.83
+    -1.69996...
     """
     named = as_heads(heads)
     if not named:

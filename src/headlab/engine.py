@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -273,12 +274,12 @@ def _gated_layers(gates: Gates) -> list[int]:
     return touched.nonzero().flatten().tolist()
 
 
-_TOLD: set[int] = set()
+_TOLD: WeakSet[Model] = WeakSet()
 
 
 def _tell_once(model: Model) -> None:
-    if id(model) not in _TOLD:
-        _TOLD.add(id(model))
+    if model not in _TOLD:
+        _TOLD.add(model)
         warnings.warn(
             f"{model.name} cannot be restarted at a layer (headlab check says why); "
             "every pass runs from the bottom, about twice as slowly",
