@@ -35,8 +35,8 @@ def words(size: int) -> hf.PreTrainedTokenizerFast:
 
 def plain_sweep(model: Model, examples: list[Example], heads: list[int]) -> torch.Tensor:
     """What a user would write: [head, example]."""
-    ids = torch.stack([model.ids(example.prompt) for example in examples])
-    targets = torch.stack([model.ids(example.target)[0] for example in examples])
+    ids = torch.stack([model.ids(example.prompt) for example in examples]).to(model.device)
+    targets = torch.stack([model.ids(example.target)[0] for example in examples]).to(model.device)
     width, found = model.head_width, []
     for number in heads:
         layer, head = divmod(number, model.n_heads)

@@ -104,7 +104,7 @@ def test_restarting_changes_nothing(model):
 def test_the_restart_path_with_gates_of_one_changes_no_bit(model, monkeypatch):
     """A mask of ones is made to start at a layer instead of being answered by the clean pass."""
     for layer in range(3):
-        monkeypatch.setattr(headlab.engine, "_first_layers", lambda _, layer=layer: [layer])
+        monkeypatch.setattr(headlab.engine, "_first_layers", lambda _, n=layer: torch.tensor([n]))
         table = measure(model, EXAMPLES, torch.ones(1, 3, 4), "log-prob")
         assert torch.equal(table.values[0], table.clean)
 

@@ -100,7 +100,7 @@ def ablate(
     given = target is not None
     if target is None:
         ids = model.ids(prompt)
-        likeliest = model(ids)[0, -1].argmax()[None].to(ids.device)
+        likeliest = model(ids)[0, -1].argmax()[None].cpu()
         joined, start = torch.cat([ids, likeliest]), len(ids)
         target = model.token_texts(likeliest)[0]
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -45,6 +46,37 @@ def chunks(encoded: list[Encoded], tokens: int) -> Iterator[list[int]]:
         yield chunk
 
 
+@dataclass(frozen=True)
+class Readings:
+    """What a pass says where answers are read. A place is a row and position with logits, a read
+    one token of one answer at its place."""
+
+    log_probs: Tensor  # [mask, read]
+    hits: Tensor | None  # [mask, read], True where that token is the likeliest
+    kl: Tensor | None  # [mask, place], of clean and gated
+
+    def to(self, device: str, non_blocking: bool = False) -> Readings:
+        def move(part: Tensor) -> Tensor:
+            return part.to(device, non_blocking=non_blocking)
+
+        return Readings(
+            move(self.log_probs),
+            None if self.hits is None else move(self.hits),
+            None if self.kl is None else move(self.kl),
+        )
+
+
+@dataclass(frozen=True)
+class _Kin:
+    """Examples of a batch whose answers have the same sizes: they are measured together."""
+
+    n_tokens: tuple[int, ...]  # of each answer
+    n_right: int
+    examples: list[int]  # their numbers in the batch
+    reads: Tensor  # [example, read]
+    places: Tensor  # [example, token of the target]
+
+
 class Batch:
     """The runs of some examples, padded to one length, and where their answers are read."""
 
@@ -53,23 +85,50 @@ class Batch:
         self.sequences = [sequence for each in encoded for sequence in each.sequences]
         self.owners = [number for number, each in enumerate(encoded) for _ in each.sequences]
         self.tokens = model.tokens([sequence.ids for sequence in self.sequences])
-        self.rows = torch.tensor(
-            [row for row, each in enumerate(self.sequences) for _ in range(each.n_read)]
-        )
-        self.positions = torch.tensor(
-            [each.start + step for each in self.sequences for step in range(each.n_read)]
-        )
-        self.vocabulary = model.vocabulary
-        # Where each sequence's reads begin among all read positions.
-        self._offsets = [0]
+        rows = [row for row, each in enumerate(self.sequences) for _ in range(each.n_read)]
+        positions = [each.start + step for each in self.sequences for step in range(each.n_read)]
+        self.rows = torch.tensor(rows, device=model.device)  # [place]
+        self.positions = torch.tensor(positions, device=model.device)
+        self._list_reads()
+
+    def _list_reads(self) -> None:
+        """Number all reads, and gather the examples whose reads have one shape."""
+        first_places = [0]  # of each sequence
         for sequence in self.sequences:
-            self._offsets.append(self._offsets[-1] + sequence.n_read)
+            first_places.append(first_places[-1] + sequence.n_read)
+        places: list[int] = []
+        tokens: list[int] = []
+        kin: dict[tuple[tuple[int, ...], int], list[tuple[int, int]]] = {}
+        row = 0
+        for number, each in enumerate(self._encoded):
+            shape = tuple(len(answer) for answer in each.reads), 1 + len(each.example.also_right)
+            kin.setdefault(shape, []).append((number, len(places)))
+            for read in (read for answer in each.reads for read in answer):
+                places.append(first_places[row + read.sequence] + read.position)
+                tokens.append(read.token)
+            row += len(each.sequences)
+        device = self._model.device
+        self._places = torch.tensor(places, device=device)  # [read]
+        self._tokens = torch.tensor(tokens, device=device)  # [read]
+        self._kin = [
+            _Kin(
+                sizes,
+                n_right,
+                [number for number, _ in members],
+                torch.tensor(
+                    [[start + step for step in range(sum(sizes))] for _, start in members]
+                ),
+                torch.tensor([places[start : start + sizes[0]] for _, start in members]),
+            )
+            for (sizes, n_right), members in kin.items()
+        ]
 
     def repeated(self, copies: int) -> tuple[Tokens, Tensor, Tensor]:
         """All rows once for every mask, and where to read them."""
         tokens = Tokens(self.tokens.ids.repeat(copies, 1), self.tokens.mask.repeat(copies, 1))
-        shift = torch.arange(copies).repeat_interleave(len(self.rows)) * len(self.sequences)
-        return tokens, self.rows.repeat(copies) + shift, self.positions.repeat(copies)
+        shift = torch.arange(copies, device=self.rows.device) * len(self.sequences)
+        rows = (shift[:, None] + self.rows).flatten()
+        return tokens, rows, self.positions.repeat(copies)
 
     def reference(self) -> Reference:
         """Each run's own counterfactual."""
@@ -77,47 +136,51 @@ class Batch:
         values = self._model.head_outputs(self._model.tokens(corrupt))  # type: ignore[arg-type]
         return Reference("counterfactual", values)
 
-    def measure(self, log_probs: Tensor, clean: Tensor, measure: Measure) -> Tensor:
-        """log_probs [mask, read position, vocabulary] -> [mask, example]; stops at NaN."""
-        columns = []
-        first = 0
-        reads, tokens = [], []
-        for each in self._encoded:
-            for answer in each.reads:
-                for read in answer:
-                    reads.append(self._offsets[first + read.sequence] + read.position)
-                    tokens.append(read.token)
-            first += len(each.sequences)
-        places = torch.tensor(reads, device=log_probs.device)
-        values = log_probs[:, places, torch.tensor(tokens, device=log_probs.device)]
-        hits = values >= log_probs.amax(-1)[:, places] if measure.needs_hits else None
-        spread = _kl(clean, log_probs) if measure.needs_kl else None  # [mask, read position]
-        values = values.cpu()
-        hits = None if hits is None else hits.cpu()
-        start = sequence = 0
-        for each in self._encoded:
-            sizes = [len(answer) for answer in each.reads]
-            mine = values[:, start : start + sum(sizes)]
-            if mine.isnan().any():
-                raise HeadlabError(f"{each.example.name} has NaN logits where its answer is read")
-            right = None if hits is None else hits[:, start : start + sizes[0]].all(1)
-            span = slice(self._offsets[sequence], self._offsets[sequence + 1])
+    def read(self, logits: Tensor, clean: Tensor | None, measure: Measure) -> Readings:
+        """Logits [mask, place, vocabulary] to what the measure needs of them, on their device.
+
+        `clean` is [place, vocabulary], the log-probs without gates, for measures that compare.
+        """
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        log_probs = logits.log_softmax(-1, dtype=wide)
+        places, tokens = self._places.to(logits.device), self._tokens.to(logits.device)
+        read = log_probs[:, places, tokens]
+        hits = read >= log_probs.amax(-1)[:, places] if measure.needs_hits else None
+        kl = None if clean is None else _kl(clean, log_probs)
+        return Readings(read, hits, kl)
+
+    def values(self, readings: Readings, measure: Measure) -> Tensor:
+        """The measure, [mask, example]; stops at NaN and names the example."""
+        if readings.log_probs.isnan().any():
+            self._refuse_nan(readings.log_probs)
+        columns: list[Tensor] = []
+        for kin in self._kin:
+            tokens = readings.log_probs[:, kin.reads]  # [mask, example, read]
+            answers = [part.sum(-1) for part in torch.split(tokens, list(kin.n_tokens), -1)]
+            hits, kl = readings.hits, readings.kl
             columns.append(
                 measure.value(
                     Answers(
-                        torch.stack([part.sum(1) for part in torch.split(mine, sizes, 1)], 1),
-                        right,
-                        None if spread is None else spread[:, span].mean(1).cpu(),
-                        sizes,
-                        1 + len(each.example.also_right),
+                        torch.stack(answers, -1),
+                        None if hits is None else hits[:, kin.reads[:, : kin.n_tokens[0]]].all(-1),
+                        None if kl is None else kl[:, kin.places].mean(-1),
+                        kin.n_tokens,
+                        kin.n_right,
                     )
                 )
             )
-            start += sum(sizes)
-            sequence += len(each.sequences)
-        return torch.stack(columns, 1)
+        order = torch.tensor([number for kin in self._kin for number in kin.examples])
+        return torch.cat(columns, 1)[:, order.argsort()]
+
+    def _refuse_nan(self, log_probs: Tensor) -> None:
+        for kin in self._kin:
+            for number, reads in zip(kin.examples, kin.reads, strict=True):
+                if log_probs[:, reads].isnan().any():
+                    name = self._encoded[number].example.name
+                    raise HeadlabError(f"{name} has NaN logits where its answer is read")
 
 
 def _kl(clean: Tensor, gated: Tensor) -> Tensor:
-    """KL(clean || gated): [read position, vocabulary], [mask, read position, vocabulary]."""
-    return (clean.exp() * (clean - gated)).sum(-1)
+    """KL(clean || gated): [place, vocabulary], [mask, place, vocabulary] -> [mask, place]."""
+    prob = clean.exp()
+    return (prob * (clean - gated)).masked_fill(prob == 0, 0).sum(-1)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 from weakref import WeakSet
@@ -19,12 +19,13 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from headlab.batches import Batch, chunks, encode_all
+from headlab.batches import Batch, Readings, chunks, encode_all
 from headlab.errors import HeadlabError
 from headlab.examples import Example
 from headlab.gates import AXES, ZERO, Gates, Reference
 from headlab.measures import Measure, find_measure
 from headlab.model import Tokens
+from headlab.norms import one_kernel
 from headlab.restart import CleanPass, clean_pass, restarted
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ ReferenceLike = Reference | Literal["zero", "counterfactual"]
 
 _LARGEST_BUDGET = 32768  # tokens in a pass on a GPU: past this, larger matrices are no faster
 _CPU_BUDGET = 4096
+_NOWHERE = -1  # the first layer of a mask whose gates are all 1
 _STORED_BYTES = 4 * 2**30  # of clean inputs and head outputs kept for restarts
 _LOGIT_BYTES = 2 * 2**30  # of logits in one pass, in float32
 
@@ -85,7 +87,7 @@ def measure(
     sweep = _Sweep(
         model, examples, gates, find_measure(measure), reference, budget, restart, progress
     )
-    with torch.no_grad():
+    with torch.no_grad(), one_kernel(model) if _on_gpu(model) else nullcontext():
         sweep.run()
     return Measured(
         sweep.values,
@@ -112,15 +114,21 @@ class _Sweep:
         restart: bool,
         progress: Progress | None,
     ):
-        self.model, self.gates, self.measure, self.restart = model, gates, measure, restart
+        self.model, self.measure, self.restart = model, measure, restart
         self.reference, own = fixed_reference(reference)
         self.encoded = encode_all(model, examples, measure, counterfactual=own)
         _require_fitting(gates, examples)
         self.budget = budget or find_budget(model)
         self.backed_off = False
-        self.values = torch.full((gates.n_masks, len(examples)), torch.nan)
-        self.clean = torch.full((len(examples),), torch.nan)
+        wide = torch.promote_types(model.dtype, torch.float32)
+        self.values = torch.full((gates.n_masks, len(examples)), torch.nan, dtype=wide)
+        self.clean = torch.full((len(examples),), torch.nan, dtype=wide)
         self._progress = progress
+        # Masks in the order of where they begin: those that run together stand together.
+        touched = _touched_layers(gates.values)
+        firsts, self.order = _first_layers(touched).sort(stable=True)
+        self.gates, self.touched = gates.values[self.order], touched[self.order]
+        self.starts = _runs(firsts.tolist())
 
     def run(self) -> None:
         largest = min(self.budget, _STORED_BYTES // self._stored_per_token)
@@ -153,78 +161,119 @@ class _Sweep:
         self.budget = max(1, self.budget // 2)
         self.backed_off = True
         gc.collect()
-        if self.model.device.type == "cuda":
+        if _on_gpu(self.model):
             torch.cuda.empty_cache()
 
     def _measure_chunk(self, indices: list[int]) -> None:
         batch = Batch(self.model, [self.encoded[index] for index in indices])
-        gates = self._gates_of(indices, batch)
-        firsts = _first_layers(gates)
-        starts = sorted({layer for layer in firsts if layer is not None}) if self.restart else []
+        starts = [first for first in self.starts if first != _NOWHERE and self.restart]
         clean = clean_pass(self.model, batch.tokens, starts, batch.rows, batch.positions)
         reference = batch.reference() if self.reference is None else self.reference
-        clean_log_probs = clean.logits.float().log_softmax(-1)  # [read position, vocabulary]
-        self.clean[indices] = batch.measure(clean_log_probs[None], clean_log_probs, self.measure)[0]
-        for layer in dict.fromkeys(firsts):
-            masks = [mask for mask, first in enumerate(firsts) if first == layer]
-            if layer is None:  # nothing is gated: the clean pass is the answer
+        wide = self.clean.dtype
+        compared = clean.logits.log_softmax(-1, dtype=wide) if self.measure.needs_kl else None
+        readings = batch.read(clean.logits[None], compared, self.measure)
+        self.clean[indices] = batch.values(readings.to("cpu"), self.measure)[0]
+        launched: _Launched | None = None  # it runs while the next pass is prepared
+        for first, masks in self.starts.items():
+            if first == _NOWHERE:  # nothing is gated: the clean pass is the answer
                 self._put(masks, indices, self.clean[indices].expand(len(masks), -1))
                 continue
             while masks:
                 part = masks[: self._masks_in_a_pass(batch)]
                 try:
-                    log_probs = self._pass(batch, gates, part, layer, clean, reference)
-                    values = batch.measure(log_probs, clean_log_probs, self.measure)
+                    gates = self._gates_of(part, indices, batch)
+                    logits = self._pass(
+                        batch, gates, self._layers_of(part), first, clean, reference
+                    )
+                    following = _Launched(part, batch.read(logits, compared, self.measure))
                 except torch.OutOfMemoryError:
                     if len(part) == 1:
                         raise
                     self._back_off()
                     continue
-                self._put(part, indices, values)
+                if launched is not None:
+                    self._put(launched.masks, indices, batch.values(launched.land(), self.measure))
+                launched = following
                 masks = masks[len(part) :]
+        if launched is not None:
+            self._put(launched.masks, indices, batch.values(launched.land(), self.measure))
 
     def _masks_in_a_pass(self, batch: Batch) -> int:
-        logits = 4 * len(batch.positions) * batch.vocabulary
+        logits = 4 * len(batch.positions) * self.model.vocabulary
         return max(1, min(self.budget // batch.tokens.ids.numel(), _LOGIT_BYTES // logits))
 
-    def _gates_of(self, indices: list[int], batch: Batch) -> Tensor:
-        """The gates of this batch: [mask, sequence|1, layer, head, position|1]."""
-        values = self.gates.values
+    def _gates_of(self, masks: range, indices: list[int], batch: Batch) -> Gates:
+        """Some masks on this batch: [mask, sequence|1, layer, head, position|1]."""
+        values = self.gates[masks.start : masks.stop]
         if values.shape[1] > 1:
             values = values[:, indices][:, batch.owners]
-        return values[..., : batch.tokens.ids.shape[1]]
+        return Gates(values[..., : batch.tokens.ids.shape[1]], " ".join(AXES))
+
+    def _layers_of(self, masks: range) -> list[int]:
+        """The layers that any of the masks touches."""
+        return self.touched[masks.start : masks.stop].any(0).nonzero().flatten().tolist()
 
     def _pass(
         self,
         batch: Batch,
-        gates: Tensor,
-        masks: list[int],
+        gates: Gates,
+        layers: list[int],
         first: int,
         clean: CleanPass,
         reference: Reference,
     ) -> Tensor:
-        """Log-probs [mask, read position, vocabulary]."""
-        part = Gates(gates[masks], " ".join(AXES))
-        n = len(masks)
+        """Logits [mask, place, vocabulary]."""
+        n = gates.n_masks
         with ExitStack() as stack:
-            stack.enter_context(self.model.gated(part, reference, layers=_gated_layers(part)))
+            there = gates.to(self.model.device)
+            stack.enter_context(self.model.gated(there, reference, layers=layers))
             if self.restart:
                 stack.enter_context(restarted(self.model, first, clean, copies=n))
             logits = self.model.logits_at(*batch.repeated(n))
-        return logits.float().log_softmax(-1).view(n, len(batch.positions), -1)
+        return logits.view(n, len(batch.positions), -1)
 
-    def _put(self, masks: list[int], indices: list[int], values: Tensor) -> None:
-        where = torch.tensor(masks)[:, None], torch.tensor(indices)[None]
+    def _put(self, masks: range, indices: list[int], values: Tensor) -> None:
+        where = self.order[masks.start : masks.stop, None], torch.tensor(indices)[None]
         fresh = int(self.values[where].isnan().sum())
-        self.values[where] = values.cpu()
+        self.values[where] = values
         if self._progress is not None:
             self._progress(fresh)
 
 
+class _Launched:
+    """A pass on its way: on a GPU nobody has waited for it yet."""
+
+    def __init__(self, masks: range, readings: Readings):
+        self.masks = masks
+        self._device = readings.log_probs.device
+        self._readings = readings.to("cpu", non_blocking=True)
+        if self._device.type == "cuda":
+            with torch.cuda.device(self._device):
+                self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                self._copied.record()
+
+    def land(self) -> Readings:
+        """What it read, on the CPU."""
+        if self._device.type == "cuda":
+            self._copied.synchronize()
+        return self._readings
+
+
 def find_budget(model: Model) -> int:
-    """How many tokens a pass may have: a power of two that fits twice into what is free."""
-    if model.device.type != "cuda":
-        return _CPU_BUDGET
+    """How many tokens a pass may have: a power of two that fits twice into what is free.
+
+    Found once for a model and kept there, so that its later runs are cut into the same passes.
+    """
+    if model.budget is None:
+        model.budget = _probe_budget(model) if _on_gpu(model) else _CPU_BUDGET
+    return model.budget
+
+
+def _on_gpu(model: Model) -> bool:
+    return model.device.type == "cuda"
+
+
+def _probe_budget(model: Model) -> int:
     tokens = Tokens(
         torch.zeros(16, 64, dtype=torch.long, device=model.device),
         torch.ones(16, 64, dtype=torch.bool, device=model.device),
@@ -262,16 +311,22 @@ def _require_fitting(gates: Gates, examples: Sequence[Example]) -> None:
         )
 
 
-def _first_layers(gates: Tensor) -> list[int | None]:
-    """The first layer of each mask with a gate that is not 1; None where all are."""
-    touched = (gates != 1).any(-1).any(-1).any(1)  # [mask, layer]
-    first = touched.int().argmax(1).masked_fill(~touched.any(1), -1)
-    return [None if layer < 0 else layer for layer in first.tolist()]
+def _touched_layers(gates: Tensor) -> Tensor:
+    """[mask, layer], True where the mask has a gate that is not 1."""
+    return (gates != 1).transpose(1, 2).flatten(2).any(-1)
 
 
-def _gated_layers(gates: Gates) -> list[int]:
-    touched = (gates.values != 1).any(-1).any(-1).any(1).any(0)  # [layer]
-    return touched.nonzero().flatten().tolist()
+def _first_layers(touched: Tensor) -> Tensor:
+    """[mask], the first layer that each mask touches."""
+    return touched.int().argmax(1).masked_fill(~touched.any(1), _NOWHERE)
+
+
+def _runs(numbers: list[int]) -> dict[int, range]:
+    """Where each number stands in a sorted list."""
+    return {
+        number: range(numbers.index(number), numbers.index(number) + numbers.count(number))
+        for number in dict.fromkeys(numbers)
+    }
 
 
 _TOLD: WeakSet[Model] = WeakSet()

@@ -68,15 +68,14 @@ def gate_gradients(
             stand_in = batch.reference() if shared is None else shared
             with torch.no_grad():
                 logits = model.logits_at(batch.tokens, batch.rows, batch.positions)
-                clean = logits.to(wide).log_softmax(-1)
+                clean = logits.log_softmax(-1, dtype=wide) if measure.needs_kl else None
             for mask in range(n_masks):
                 at = gates.values[mask, :, :, :, 0].to(wide).expand(n, -1, -1)[indices].detach()
                 at = at.clone().requires_grad_()  # [example, layer, head]
                 rows = at[batch.owners][None, :, :, :, None]
                 with model.gated(Gates(rows, " ".join(AXES)), stand_in), torch.enable_grad():
                     logits = model.logits_at(batch.tokens, batch.rows, batch.positions)
-                    log_probs = logits.to(wide).log_softmax(-1)[None]
-                    found = batch.measure(log_probs, clean, measure)[0]
+                    found = batch.values(batch.read(logits[None], clean, measure), measure)[0]
                     (slope,) = torch.autograd.grad(found.sum(), at)
                 values[mask, indices] = found.detach().cpu()
                 gradient[mask, indices] = slope.cpu()

@@ -19,26 +19,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Answers:
-    """What the model says about one example's answers under each mask."""
+    """What the model says under each mask about examples whose answers have the same sizes."""
 
-    log_probs: Tensor  # [mask, answer], each answer's tokens summed
-    hit: Tensor | None  # [mask], True where every token of the target is the likeliest
-    kl: Tensor | None  # [mask], mean over the target's positions of KL(clean || gated)
-    n_tokens: list[int]  # of each answer
+    log_probs: Tensor  # [mask, example, answer], each answer's tokens summed
+    hit: Tensor | None  # [mask, example], True where every token of the target is the likeliest
+    kl: Tensor | None  # [mask, example], mean over the target's positions of KL(clean || gated)
+    n_tokens: tuple[int, ...]  # of each answer
     n_right: int  # the first n_right answers are right, the others wrong
 
     @property
+    def target(self) -> Tensor:
+        return self.log_probs[..., 0]
+
+    @property
     def right(self) -> Tensor:
-        return self.log_probs[:, : self.n_right]
+        return self.log_probs[..., : self.n_right]
 
     @property
     def wrong(self) -> Tensor:
-        return self.log_probs[:, self.n_right :]
+        return self.log_probs[..., self.n_right :]
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A named function of an example's answers, [mask] for each example."""
+    """A named function of examples' answers: [mask, example]."""
 
     name: str
     says: str  # what it is, for figures and reports
@@ -60,37 +64,37 @@ MEASURES = {
         Measure(
             "log-prob",
             "log-prob of the target, summed over its tokens",
-            lambda answers: answers.log_probs[:, 0],
+            lambda answers: answers.target,
         ),
         Measure(
             "log-prob-per-token",
             "log-prob of the target, mean over its tokens",
-            lambda answers: answers.log_probs[:, 0] / answers.n_tokens[0],
+            lambda answers: answers.target / answers.n_tokens[0],
         ),
         # At one position the difference of two logits is that of the log-probs: the normaliser
         # cancels. For answers of several tokens only the latter is defined.
         Measure(
             "logit-diff",
             "logit of the target minus the largest of the wrong answers'",
-            lambda answers: answers.log_probs[:, 0] - answers.wrong.amax(1),
+            lambda answers: answers.target - answers.wrong.amax(-1),
             needs_wrong=True,
         ),
         Measure(
             "logit-diff-mean",
             "logit of the target minus the mean of the wrong answers'",
-            lambda answers: answers.log_probs[:, 0] - answers.wrong.mean(1),
+            lambda answers: answers.target - answers.wrong.mean(-1),
             needs_wrong=True,
         ),
         Measure(
             "prob-diff",
             "probability of the right answers minus that of the wrong ones",
-            lambda answers: answers.right.exp().sum(1) - answers.wrong.exp().sum(1),
+            lambda answers: answers.right.exp().sum(-1) - answers.wrong.exp().sum(-1),
             needs_wrong=True,
         ),
         Measure(
             "choice-accuracy",
             "the target is likelier than every wrong answer",
-            lambda answers: (answers.log_probs[:, 0] > answers.wrong.amax(1)).float(),
+            lambda answers: (answers.target > answers.wrong.amax(-1)).float(),
             needs_wrong=True,
             differentiable=False,
         ),

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from headlab.errors import HeadlabError
 from headlab.gates import ZERO, Gates, Reference, gate_heads
-from headlab.restart import Forms
+from headlab.norms import Norm
+from headlab.restart import Forms, ended_at
 from headlab.seam import Seam, find_seam
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ class Model:
         self.prefix = _resolve_prefix(bos, tokenizer, self.name)
         self.restart: Forms | None = None  # until headlab.check proves it
         self.cuts_logits = False  # until headlab.check proves it
+        self.norms: list[Norm] = []  # that may run in one kernel, once headlab.check has proved it
+        self.budget: int | None = None  # tokens in a pass, once the engine has found it
         self._gates: Gates | None = None
         self._positional = False  # the active gates or their reference differ between positions
         inner = hf.get_base_model() if hasattr(hf, "get_base_model") else hf  # PEFT wraps
@@ -147,9 +150,12 @@ class Model:
     # --- tokens ---
 
     def ids(self, prompt: Prompt) -> Tensor:
-        """A prompt's token ids [position], BOS first if the policy says so, nothing else added."""
+        """A prompt's token ids [position], BOS first if the policy says so, nothing else added.
+
+        On the CPU; a batch of them (`tokens`) is on the model's device.
+        """
         if isinstance(prompt, Tensor):
-            ids = prompt.to(self.device)
+            ids = prompt.cpu()
             if ids.ndim != 1 or ids.is_floating_point():
                 raise HeadlabError(
                     f"token ids of one prompt have shape [position], {list(prompt.shape)} was given"
@@ -164,7 +170,7 @@ class Model:
             numbers = list(self.tokenizer(prompt, add_special_tokens=False)["input_ids"])
             if numbers[: len(self.prefix)] != self.prefix:  # the text may bring its own
                 numbers = [*self.prefix, *numbers]
-            ids = torch.tensor(numbers, dtype=torch.long, device=self.device)
+            ids = torch.tensor(numbers, dtype=torch.long)
         if not len(ids):
             raise HeadlabError(f"the prompt {prompt!r} has no tokens")
         if int(ids.min()) < 0 or int(ids.max()) >= self.vocabulary:
@@ -190,13 +196,13 @@ class Model:
             raise HeadlabError("no prompts were given")
         rows = [self.ids(prompt) for prompt in prompts]
         longest = max(len(row) for row in rows)
-        ids = torch.full((len(rows), longest), self._pad_id, device=self.device)
-        mask = torch.zeros(len(rows), longest, dtype=torch.bool, device=self.device)
+        ids = torch.full((len(rows), longest), self._pad_id)
+        mask = torch.zeros(len(rows), longest, dtype=torch.bool)
         for number, row in enumerate(rows):
             where = slice(0, len(row)) if padding == "right" else slice(longest - len(row), None)
             ids[number, where] = row
             mask[number, where] = True
-        return Tokens(ids, mask)
+        return Tokens(ids.to(self.device), mask.to(self.device))
 
     @property
     def _pad_id(self) -> int:
@@ -271,22 +277,27 @@ class Model:
         """Logits at the given places only, [place, vocabulary]; the rest is never computed.
 
         The model's own last steps run (a cap or a scale on the logits is elementwise); only their
-        input is cut to the places. Where this has not been proved, all logits are computed.
+        input is cut to the places: after the last layer's attention where that is proved, else
+        before the vocabulary. Where neither is proved, all logits are computed.
         """
         if not self.cuts_logits:
             logits = self.hf(**self.inputs(tokens)).logits
             return logits[rows.to(logits.device), positions.to(logits.device)]
+        early = self.restart is not None and self.restart.ends_early
 
         def cut(_: nn.Module, args: tuple[Any, ...]) -> Any:
             hidden = args[0]  # [row, position, hidden]
+            if early:
+                return (hidden.flatten(0, 1)[None, : len(rows)], *args[1:])
             places = rows.to(hidden.device), positions.to(hidden.device)
             return (hidden[places][None], *args[1:])
 
-        handle = self.hf.get_output_embeddings().register_forward_pre_hook(cut)
-        try:
+        with ExitStack() as stack:
+            vocabulary = self.hf.get_output_embeddings()
+            stack.callback(vocabulary.register_forward_pre_hook(cut).remove)
+            if early:
+                stack.enter_context(ended_at(self, rows, positions))
             return self.hf(**self.inputs(tokens)).logits[0]
-        finally:
-            handle.remove()
 
     def inputs(self, tokens: Tokens) -> dict[str, Any]:
         """What the transformers model is called with."""

@@ -15,6 +15,7 @@ from transformers.pytorch_utils import Conv1D
 from headlab.errors import HeadlabError
 from headlab.gates import Gates
 from headlab.heads import Head
+from headlab.norms import find_norms
 from headlab.restart import clean_pass, learn_forms, restarted
 from headlab.seam import sightings
 
@@ -85,7 +86,8 @@ def check(model: Model) -> Check:
     """Run every proof on random tokens and report the largest difference of each.
 
     Never raises for a wrong model: `.passed` says, `.require()` raises. As a side effect the model
-    learns which shortcuts are proved: restarting at a layer, logits at chosen places only.
+    learns which shortcuts are proved: restarting at a layer, logits at chosen places only, the
+    last layer at those places only, RMS norms in one kernel.
 
     >>> headlab.check(model).passed                                           # doctest: +SKIP
     True
@@ -98,7 +100,8 @@ def check(model: Model) -> Check:
         if proof.refuses and prove in (_finite, _called_once):
             break  # nothing after it could be computed
     else:
-        proofs += [_places(model, tokens), _restart(model, tokens)]
+        shortcuts = (_places, _restart, _ending, _norms)
+        proofs += [prove(model, tokens) for prove in shortcuts]
     return Check(model.name, proofs)
 
 
@@ -258,6 +261,7 @@ def _surgery_of_heads(
 
 def _places(model: Model, tokens: Tokens) -> Proof:
     claim = "logits computed at chosen places only are the full pass's"
+    model.restart = None
     rows, positions = _every_place(tokens)
     full = model(tokens)[rows, positions]
     model.cuts_logits = True
@@ -271,7 +275,6 @@ def _places(model: Model, tokens: Tokens) -> Proof:
 
 def _restart(model: Model, tokens: Tokens) -> Proof:
     claim = "a pass restarted at any layer gives the full pass's logits bit for bit"
-    model.restart = None
     try:
         model.restart = learn_forms(model, tokens)
         proof = _worst_layer(_restart_at_layers(model, tokens, claim))
@@ -282,6 +285,38 @@ def _restart(model: Model, tokens: Tokens) -> Proof:
     elif model.restart is not None and None in model.restart.attentions:
         proof = dataclasses.replace(proof, note="a layer's attention is computed for each mask")
     return dataclasses.replace(proof, required=False)
+
+
+def _ending(model: Model, tokens: Tokens) -> Proof:
+    claim = "the last layer run at chosen places only gives the full pass's logits there"
+    some = torch.arange(1, tokens.ids.numel(), 3, device=tokens.ids.device)  # not whole rows
+    rows, positions = (places[some] for places in _every_place(tokens))
+    gates = Gates.ablate(model, [Head(model.n_layers - 1, 0)], scale=0.5)
+    if model.restart is None or not model.cuts_logits:
+        note = "it needs the two proofs above"
+        return Proof("ending", claim, float("inf"), 0.0, note=note, required=False)
+    late = model.restart
+    try:
+        with model.gated(gates):
+            full = model(tokens)[rows, positions]
+            model.restart = dataclasses.replace(late, ends_early=True)
+            early = model.logits_at(tokens, rows, positions)
+        proof = _compared(model, "ending", claim, full, early)
+    except Exception as error:  # as above
+        proof = Proof("ending", claim, float("inf"), 0.0, note=str(error))
+    if not proof.passed:
+        model.restart = late
+    return dataclasses.replace(proof, required=False)
+
+
+def _norms(model: Model, tokens: Tokens) -> Proof:
+    claim = "each RMS norm in one kernel is as exact as the model's own"
+    found = find_norms(model.hf)
+    excess = {norm.name: norm.excess() for norm in found}
+    model.norms = [norm for norm in found if excess[norm.name] <= 0]
+    worst = max(excess, key=excess.__getitem__, default="")
+    note = f"{worst}" if found and excess[worst] > 0 else f"{len(model.norms)} norms"
+    return Proof("norms", claim, max(0.0, *excess.values(), 0.0), 0.0, note=note, required=False)
 
 
 def _restart_at_layers(model: Model, tokens: Tokens, claim: str) -> Iterator[Proof]:

@@ -1,4 +1,8 @@
-"""Start a pass at a layer: what lies below is skipped, its input and its heads are given."""
+"""Shorten a pass: start it at a layer, end it at the places that are read.
+
+What lies below the start is skipped; its input and its heads are given. Above the last attention
+every position is by itself, so that the rest runs only where logits are asked for.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +26,7 @@ class Forms:
 
     blocks: list[int]
     attentions: list[int | None]  # None: it gives more than the output projection's output
+    ends_early: bool = False  # the last layer may end at the places read, as headlab.check proves
 
 
 @dataclass(frozen=True)
@@ -106,9 +111,7 @@ def restarted(
     hidden = clean.inputs[layer].repeat(copies, 1, 1)
 
     def replace(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if args:
-            return (hidden, *args[1:]), kwargs
-        return args, {**kwargs, "hidden_states": hidden}
+        return _with_hidden(hidden, args, kwargs)
 
     def project(*_: Any, **__: Any) -> Tensor:
         return model.seam.projections[layer](clean.z[layer].repeat(copies, 1, 1))
@@ -122,6 +125,50 @@ def restarted(
         attention = forms.attentions[layer]
         if share and attention is not None:
             stack.enter_context(_answering(model.seam.attentions[layer], project, attention))
+        yield
+
+
+class _HeadsReady(Exception):  # noqa: N818, nothing is wrong
+    """Leaves a layer when its heads, gates applied, have reached the output projection."""
+
+    def __init__(self, z: Tensor):
+        self.z = z
+
+
+@contextmanager
+def ended_at(model: Model, rows: Tensor, positions: Tensor) -> Iterator[None]:
+    """Within the block the last layer, after its attention, runs only at the given places.
+
+    Its output is [some, position, hidden]: the places one after the other, the last of them
+    repeated until the shape, which some models insist on, is full. Only for models whose attention
+    can be answered for (`Forms.attentions`).
+    """
+    block, attention = model.seam.blocks[-1], model.seam.attentions[-1]
+    projection = model.seam.projections[-1]
+    form = model.restart.attentions[-1] if model.restart else None
+    if form is None:
+        raise HeadlabError(f"the last layer of {model.name} cannot end early")
+    whole, project = block.forward, projection.forward
+
+    def stop(z: Tensor) -> Tensor:
+        raise _HeadsReady(z)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        try:
+            with _answering(projection, stop, 0):
+                whole(*args, **kwargs)
+        except _HeadsReady as ready:
+            z = ready.z  # [row, position, head · width]
+        hidden = _hidden(args, kwargs)
+        length = hidden.shape[1]
+        full = -(-len(rows) // length) * length
+        order = torch.arange(full, device=rows.device).clamp(max=len(rows) - 1).view(-1, length)
+        places = rows[order].to(hidden.device), positions[order].to(hidden.device)
+        args, kwargs = _with_hidden(hidden[places], args, kwargs)
+        with _answering(attention, lambda *_, **__: project(z[places]), form):
+            return whole(*args, **kwargs)
+
+    with standing_in(block, forward):
         yield
 
 
@@ -139,6 +186,13 @@ def _answering(
         result = answer(*args, **kwargs)
         return (result, *[None] * (tuple_length - 1)) if tuple_length else result
 
+    with standing_in(module, forward):
+        yield
+
+
+@contextmanager
+def standing_in(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Within the block the module's forward is this one."""
     own = module.__dict__.get("forward")  # accelerate puts one there, most modules have none
     module.forward = forward
     try:
@@ -155,3 +209,11 @@ def _hidden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     if not isinstance(hidden, Tensor):
         raise HeadlabError("this model's layers are not called with their hidden states")
     return hidden
+
+
+def _with_hidden(
+    hidden: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if args:
+        return (hidden, *args[1:]), kwargs
+    return args, {**kwargs, "hidden_states": hidden}
