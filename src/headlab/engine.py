@@ -23,9 +23,9 @@ from headlab.batches import Batch, Readings, chunks, encode_all
 from headlab.errors import HeadlabError
 from headlab.examples import Example
 from headlab.gates import AXES, ZERO, Gates, Reference
+from headlab.kernels import few_kernels
 from headlab.measures import Measure, find_measure
 from headlab.model import Tokens
-from headlab.norms import one_kernel
 from headlab.restart import CleanPass, clean_pass, restarted
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def measure(
     sweep = _Sweep(
         model, examples, gates, find_measure(measure), reference, budget, restart, progress
     )
-    with torch.no_grad(), one_kernel(model) if _on_gpu(model) else nullcontext():
+    with torch.no_grad(), few_kernels(model) if _on_gpu(model) else nullcontext():
         sweep.run()
     return Measured(
         sweep.values,
@@ -127,7 +127,9 @@ class _Sweep:
         # Masks in the order of where they begin: those that run together stand together.
         touched = _touched_layers(gates.values)
         firsts, self.order = _first_layers(touched).sort(stable=True)
-        self.gates, self.touched = gates.values[self.order], touched[self.order]
+        sorted_already = torch.equal(self.order, torch.arange(len(self.order)))
+        self.gates = gates.values if sorted_already else gates.values[self.order]
+        self.touched = touched[self.order]
         self.starts = _runs(firsts.tolist())
 
     def run(self) -> None:

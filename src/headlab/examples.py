@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -30,3 +31,11 @@ class Example:
     def name(self) -> str:
         """How messages call it."""
         return f"example {self.id!r}" if self.id else f"the example {self.prompt!r}"
+
+
+def name_examples(examples: Sequence[Example]) -> list[Example]:
+    """The same examples, those without an id named by their number."""
+    return [
+        example if example.id else replace(example, id=str(number))
+        for number, example in enumerate(examples, start=1)
+    ]

@@ -30,6 +30,8 @@ def gate_heads(z: Tensor, g: Tensor, r: Tensor | None) -> Tensor:
     """
     wide = torch.promote_types(z.dtype, torch.float32)
     g = g.to(device=z.device, dtype=wide)
+    if r is None and not (torch.is_grad_enabled() and (g.requires_grad or z.requires_grad)):
+        return torch.mul(g, z, out=torch.empty_like(z))  # in `wide` as below, in one kernel
     gated = g * z.to(wide)
     if r is not None:
         gated = gated + (1 - g) * r.to(device=z.device, dtype=wide)
@@ -113,10 +115,10 @@ class Gates:
         return cls(_set_heads(model, heads, at=1.0, others=scale))
 
     @classmethod
-    def each_head(cls, model: Model) -> Gates:
-        """One mask per head, that head at 0; masks in the order L0H0, L0H1, ..., L1H0, ..."""
+    def each_head(cls, model: Model, scale: float = 0.0) -> Gates:
+        """One mask per head, that head at `scale`; masks in the order L0H0, L0H1, ..., L1H0, ..."""
         n = model.n_layers * model.n_heads
-        return cls((1 - torch.eye(n)).view(n, model.n_layers, model.n_heads))
+        return cls((1 - (1 - scale) * torch.eye(n)).view(n, model.n_layers, model.n_heads))
 
     @classmethod
     def stack(cls, gates: Sequence[Gates]) -> Gates:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from headlab.errors import HeadlabError
 from headlab.gates import ZERO, Gates, Reference, gate_heads
-from headlab.norms import Norm
+from headlab.kernels import Norm, Rotary
 from headlab.restart import Forms, ended_at
 from headlab.seam import Seam, find_seam
 
@@ -65,7 +65,8 @@ class Model:
         self.prefix = _resolve_prefix(bos, tokenizer, self.name)
         self.restart: Forms | None = None  # until headlab.check proves it
         self.cuts_logits = False  # until headlab.check proves it
-        self.norms: list[Norm] = []  # that may run in one kernel, once headlab.check has proved it
+        self.norms: list[Norm] = []  # that may run in one kernel, once headlab.check proves it
+        self.rotary: Rotary | None = None  # its own function, once headlab.check proves ours
         self.budget: int | None = None  # tokens in a pass, once the engine has found it
         self._gates: Gates | None = None
         self._positional = False  # the active gates or their reference differ between positions

@@ -15,7 +15,7 @@ from transformers.pytorch_utils import Conv1D
 from headlab.errors import HeadlabError
 from headlab.gates import Gates
 from headlab.heads import Head
-from headlab.norms import find_norms
+from headlab.kernels import find_norms, find_rotary, rotary_excess
 from headlab.restart import clean_pass, learn_forms, restarted
 from headlab.seam import sightings
 
@@ -87,7 +87,7 @@ def check(model: Model) -> Check:
 
     Never raises for a wrong model: `.passed` says, `.require()` raises. As a side effect the model
     learns which shortcuts are proved: restarting at a layer, logits at chosen places only, the
-    last layer at those places only, RMS norms in one kernel.
+    last layer at those places only, norms and rotary positions in few kernels.
 
     >>> headlab.check(model).passed                                           # doctest: +SKIP
     True
@@ -100,7 +100,7 @@ def check(model: Model) -> Check:
         if proof.refuses and prove in (_finite, _called_once):
             break  # nothing after it could be computed
     else:
-        shortcuts = (_places, _restart, _ending, _norms)
+        shortcuts = (_places, _restart, _ending, _norms, _rotary)
         proofs += [prove(model, tokens) for prove in shortcuts]
     return Check(model.name, proofs)
 
@@ -317,6 +317,21 @@ def _norms(model: Model, tokens: Tokens) -> Proof:
     worst = max(excess, key=excess.__getitem__, default="")
     note = f"{worst}" if found and excess[worst] > 0 else f"{len(model.norms)} norms"
     return Proof("norms", claim, max(0.0, *excess.values(), 0.0), 0.0, note=note, required=False)
+
+
+def _rotary(model: Model, tokens: Tokens) -> Proof:
+    claim = "rotary positions in few kernels are as exact as the model's own"
+    model.rotary = None
+    own = find_rotary(model)
+    if own is None:
+        return Proof("rotary", claim, 0.0, 0.0, note="the model has none", required=False)
+    try:
+        excess = rotary_excess(model, own)
+    except Exception as error:  # as above
+        return Proof("rotary", claim, float("inf"), 0.0, note=str(error), required=False)
+    if excess <= 0:
+        model.rotary = own
+    return Proof("rotary", claim, max(0.0, excess), 0.0, required=False)
 
 
 def _restart_at_layers(model: Model, tokens: Tokens, claim: str) -> Iterator[Proof]:

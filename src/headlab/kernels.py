@@ -1,0 +1,128 @@
+"""Formulas that models spell out in many kernels, in few: RMS norms and rotary positions.
+
+Each kernel is a trip through the GPU's memory. A stand-in is used only where `headlab.check` has
+found it as exact as the model's own, against float32, and only while the engine runs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from headlab.restart import standing_in
+
+if TYPE_CHECKING:
+    from headlab.model import Model
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A module that is an RMS norm: x / sqrt(mean(x²) + eps) times a scale, last axis."""
+
+    name: str
+    module: nn.Module
+    eps: float
+    from_one: bool  # the scale is 1 + weight, as in Gemma
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        weight: Tensor = self.module.weight  # type: ignore[assignment]
+        scale = 1 + weight if self.from_one else weight
+        return functional.rms_norm(hidden, weight.shape, scale, self.eps)
+
+    def excess(self) -> float:
+        """Its error on random input beyond what is allowed; at most 0 where it may stand in."""
+        weight: Tensor = self.module.weight  # type: ignore[assignment]
+        random = torch.Generator().manual_seed(0)
+        rows = torch.randn(8, len(weight), generator=random)
+        rows *= torch.logspace(-3, 3, 8)[:, None]  # the smallest shows eps, the largest overflow
+        hidden = rows.to(weight.device, weight.dtype)
+        return _excess(self(hidden), self.module(hidden), self.module(hidden.float()))
+
+
+def find_norms(network: nn.Module) -> list[Norm]:
+    """The RMS norms among a model's modules, by name and attributes; nothing is proved yet."""
+    norms = []
+    for name, module in network.named_modules():
+        weight = getattr(module, "weight", None)
+        eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+        if "RMSNorm" not in type(module).__name__ or not isinstance(eps, float):
+            continue
+        if isinstance(weight, Tensor) and weight.ndim == 1 and not weight.is_meta:
+            candidates = (Norm(name, module, eps, from_one) for from_one in (False, True))
+            norms.append(min(candidates, key=Norm.excess))
+    return norms
+
+
+_ROTARY = "apply_rotary_pos_emb"  # what every file of transformers calls it
+Rotary = Callable[..., tuple[Tensor, Tensor]]
+
+
+def rotate(
+    own: Rotary, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *rest: Any, **named: Any
+) -> tuple[Tensor, Tensor]:
+    """q and k turned by their positions, half against half; anything unusual by the model's own."""
+    plain = not rest and not named and not (torch.is_grad_enabled() and q.requires_grad)
+    if not plain or {x.dtype for x in (q, k, cos, sin)} != {q.dtype} or cos.shape[-1] % 2:
+        return own(q, k, cos, sin, *rest, **named)
+    if not q.shape[-1] == k.shape[-1] == cos.shape[-1]:  # only a part of each head is turned
+        return own(q, k, cos, sin)
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)  # [row, 1, position, width]
+    return _turn(q, cos, sin), _turn(k, cos, sin)
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    low, high = x[..., :half], x[..., half:]
+    turned = torch.empty_like(x)
+    torch.mul(low, cos[..., :half], out=turned[..., :half])
+    torch.mul(high, cos[..., half:], out=turned[..., half:])
+    turned[..., :half].addcmul_(high, sin[..., :half], value=-1)
+    turned[..., half:].addcmul_(low, sin[..., half:])
+    return turned
+
+
+def find_rotary(model: Model) -> Rotary | None:
+    """The function that turns this model's q and k, if it has one of the usual name."""
+    file = sys.modules[type(model.seam.attentions[0]).__module__]
+    return getattr(file, _ROTARY, None)
+
+
+def rotary_excess(model: Model, own: Rotary) -> float:
+    """The error of `rotate` on random input beyond what is allowed, as for a norm."""
+    random = torch.Generator().manual_seed(0)
+    shapes = [(2, 8, 9, 16), (2, 4, 9, 16), (2, 9, 16), (2, 9, 16)]  # q, k, cos, sin
+    inputs = [torch.randn(s, generator=random).to(model.device, model.dtype) for s in shapes]
+    exact = own(*(each.float() for each in inputs))
+    pairs = zip(rotate(own, *inputs), own(*inputs), exact, strict=True)
+    return max(_excess(*each) for each in pairs)  # of q and of k
+
+
+def _excess(ours: Tensor, theirs: Tensor, exact: Tensor) -> float:
+    """How far our error is above one and a half times theirs, or above float32's rounding."""
+
+    def size(x: Tensor) -> float:
+        return float(x.double().square().mean().sqrt())
+
+    allowed = max(1.5 * size(theirs - exact), 1e-6 * size(exact))
+    return size(ours - exact) - allowed
+
+
+@contextmanager
+def few_kernels(model: Model) -> Iterator[None]:
+    """Within the block the model's proved norms and rotary positions run in few kernels."""
+    with ExitStack() as stack:
+        for norm in model.norms:
+            stack.enter_context(standing_in(norm.module, norm))
+        if model.rotary is not None:
+            file = sys.modules[type(model.seam.attentions[0]).__module__]
+            stack.callback(setattr, file, _ROTARY, model.rotary)
+            setattr(file, _ROTARY, partial(rotate, model.rotary))
+        yield

@@ -1,0 +1,1 @@
+"""Tasks: where examples come from."""
