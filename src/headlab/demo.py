@@ -1,4 +1,4 @@
-"""The demo: find a few heads of a real model, switch them off, and show what it then says."""
+"""The demo: which heads of a real model find the receiver, proved on prompts not yet seen."""
 
 from __future__ import annotations
 
@@ -10,146 +10,189 @@ from typing import Any
 
 import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from torch import Tensor
 
 from headlab import __version__
 from headlab.ablation import Ablation, ablate
-from headlab.engine import measure
+from headlab.engine import Measured, measure
 from headlab.examples import Example
-from headlab.figures import probability_bars, save
+from headlab.figures import ablation_bars, save, save_head_map
 from headlab.files import write_whole
 from headlab.gates import Gates
 from headlab.heads import Head
 from headlab.model import Model
 from headlab.proofs import Check
+from headlab.ranking import ablate_each
+from headlab.scores import HeadScores
+from headlab.stats import mean_interval
+from headlab.tasks import ioi
 
-N_HEADS = 5  # switched off at once
+N_PROMPTS = 16  # the heads are found on so many, and tested on as many others
+N_HEADS = 5  # switched off together
+N_SHOWN = 10  # in the table
 N_DRAWS = 20  # of as many random heads, the baseline
 SEED = 0
+FAMOUS = "When Mary and John went to the store, John gave a drink to", " Mary"
 
 
 @dataclass(frozen=True)
-class Prompt:
-    """A prompt everyone knows, and another of its kind on which the heads are found."""
+class Tested:
+    """A measure on the prompts not used for finding, [.., example]."""
 
-    title: str
-    text: str
-    answer: str
-    found_on: str
-    found_answer: str
+    measure: str
+    clean: Tensor  # [example]
+    chosen: Tensor  # [example], the chosen heads off
+    random: Tensor  # [draw, example]
+    single: Tensor  # [shown head, example], each off alone
 
-
-PROMPTS = [
-    Prompt(
-        "Who gets the drink?",
-        "When Mary and John went to the store, John gave a drink to",
-        " Mary",
-        "After Anna and Peter sat down at the table, Peter passed the salt to",
-        " Anna",
-    ),
-    Prompt(
-        "A capital",
-        "The capital of France is",
-        " Paris",
-        "The capital of Japan is",
-        " Tokyo",
-    ),
-    Prompt(
-        "What comes next?",
-        "Monday, Tuesday, Wednesday, Thursday,",
-        " Friday",
-        "January, February, March, April,",
-        " May",
-    ),
-]
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One prompt's result."""
-
-    prompt: Prompt
-    ablation: Ablation  # the chosen heads off
-    draws: list[list[Head]]  # random other heads, as many
-    random: list[float]  # the answer's probability with each draw off
+    def mean(self, part: str) -> tuple[float, float, float]:
+        """Mean and 95 % interval over prompts."""
+        values = getattr(self, part)
+        low, high = mean_interval(values)
+        return float(values.double().mean()), float(low), float(high)
 
     @property
-    def random_mean(self) -> float:
-        return sum(self.random) / len(self.random)
+    def draws(self) -> list[float]:
+        return self.random.double().mean(1).tolist()
+
+    @property
+    def single_change(self) -> list[tuple[float, float, float]]:
+        """Of each shown head: mean change and its interval."""
+        change = self.single - self.clean
+        low, high = mean_interval(change)
+        return list(zip(change.double().mean(1).tolist(), low.tolist(), high.tolist(), strict=True))
 
 
-def investigate(model: Model, prompt: Prompt, advance: Callable[[int], None]) -> Finding:
-    """Find the heads on one prompt, switch them off on the other, beside random ones."""
-    found_on = Example(prompt.found_on, prompt.found_answer)
-    scores = measure(model, [found_on], Gates.each_head(model), progress=advance).change[:, 0]
-    order = [Head(*divmod(int(i), model.n_heads)) for i in scores.argsort()]
+@dataclass(frozen=True)
+class Findings:
+    """All that the page shows."""
+
+    examples: list[Example]  # the first half to find on, the second to test on
+    scores: HeadScores
+    shown: list[Head]  # the largest, helping or hindering
+    chosen: list[Head]  # the most helpful
+    draws: list[list[Head]]  # random other heads, as many
+    logit_diff: Tested
+    accuracy: Tested
+    famous: Ablation
+
+
+def total_work(model: Model) -> int:
+    """Pairs of a mask and an example that `investigate` runs: what its progress counts up to."""
+    heads = model.n_layers * model.n_heads
+    return N_PROMPTS * (heads + 2 * (1 + N_DRAWS + N_SHOWN))
+
+
+def investigate(model: Model, advance: Callable[[int], None]) -> Findings:
+    """Find the heads on some prompts; switch them off on others, beside random ones."""
+    examples = ioi.generate(model, 2 * N_PROMPTS, SEED)
+    scores = ablate_each(model, examples[:N_PROMPTS], "logit-diff", progress=advance)
+    order = scores.order()
     chosen, rest = order[:N_HEADS], order[N_HEADS:]
     random = torch.Generator().manual_seed(SEED)
     draws = [
         [rest[i] for i in torch.randperm(len(rest), generator=random)[:N_HEADS]]
         for _ in range(N_DRAWS)
     ]
-    gates = Gates.stack([Gates.ablate(model, draw) for draw in draws])
-    probs = measure(model, [Example(prompt.text, prompt.answer)], gates).values[:, 0].exp()
-    result = ablate(model, prompt.text, chosen, prompt.answer)
-    return Finding(prompt, result, draws, probs.tolist())
-
-
-def write_page(model: Model, check: Check, findings: list[Finding], folder: Path) -> Path:
-    """The figure (PNG, PDF, CSV) and one self-contained page in `folder`; gives the page's path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    caption = (
-        f"{model.name}, {model.n_layers} x {model.n_heads} heads, gates 0, reference zero. "
-        f"{N_HEADS} heads found by leave-one-out on another prompt of the kind (n = 1 each); "
-        f"{N_DRAWS} random draws of {N_HEADS} other heads (seed {SEED}): dots, mean, range."
+    shown = scores.order(by_size=True)[:N_SHOWN]
+    gates = Gates.stack(
+        [Gates.ablate(model, heads) for heads in [chosen, *draws, *([head] for head in shown)]]
     )
-    picture = save(
-        probability_bars([_panel(each) for each in findings], caption),
+
+    def test(measure_by: str) -> Tested:
+        table = measure(model, examples[N_PROMPTS:], gates, measure_by, progress=advance)
+        return _tested(table)
+
+    return Findings(
+        examples,
+        scores,
+        shown,
+        chosen,
+        draws,
+        test("logit-diff"),
+        test("choice-accuracy"),
+        ablate(model, FAMOUS[0], chosen, FAMOUS[1]),
+    )
+
+
+def _tested(table: Measured) -> Tested:
+    values = table.values
+    return Tested(
+        table.measure.name,
+        table.clean,
+        values[0],
+        values[1 : 1 + N_DRAWS],
+        values[1 + N_DRAWS :],
+    )
+
+
+def write_page(model: Model, check: Check, findings: Findings, folder: Path) -> Path:
+    """Figures (PNG, PDF, CSV) and one self-contained page in `folder`; gives the page's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    about = f"{model.name}, {model.n_layers} x {model.n_heads} heads, task ioi"
+    head_map_file = save_head_map(findings.scores, folder)
+    bars_file = save(
+        ablation_bars(
+            [
+                _panel("logit difference", findings.logit_diff),
+                _panel("share of prompts answered right", findings.accuracy),
+            ],
+            f"{about}. The {N_HEADS} most helpful heads ({', '.join(map(str, findings.chosen))}), "
+            f"found on {N_PROMPTS} prompts, off together on n = {N_PROMPTS} others (lines: 95 % "
+            f"bootstrap intervals), and {N_DRAWS} random draws of {N_HEADS} other heads "
+            f"(seed {SEED}; dots: draws, line: their range). Gates 0, reference zero.",
+        ),
         folder,
         "heads-off",
-        [row for each in findings for row in _rows(each)],
+        _rows(findings),
     )
     environment = Environment(
         loader=PackageLoader("headlab", "report"), autoescape=True, undefined=StrictUndefined
     )
-    page = folder / "index.html"
     html = environment.get_template("demo.html.j2").render(
         model=model,
         check=check,
-        findings=findings,
-        picture=base64.b64encode(picture.read_bytes()).decode(),
+        found=findings,
+        n_prompts=N_PROMPTS,
         n_heads=N_HEADS,
         n_draws=N_DRAWS,
+        head_map=_embedded(head_map_file),
+        bars=_embedded(bars_file),
         version=__version__,
     )
+    page = folder / "index.html"
     write_whole(page, html)
     return page.resolve()
 
 
-def _panel(finding: Finding) -> dict[str, Any]:
+def _embedded(picture: Path) -> str:
+    return base64.b64encode(picture.read_bytes()).decode()
+
+
+def _panel(title: str, tested: Tested) -> dict[str, Any]:
     return {
-        "title": f"{finding.prompt.title}  ({finding.prompt.answer.strip()})",
-        "clean": finding.ablation.before.prob,
-        "chosen": finding.ablation.after.prob,
-        "chosen_label": f"{N_HEADS} heads\noff",
-        "random": finding.random,
-        "random_label": f"{N_HEADS} random\noff",
+        "title": title,
+        "clean": tested.mean("clean"),
+        "chosen": tested.mean("chosen"),
+        "random": tested.draws,
+        "labels": [f"{N_HEADS} heads\noff", f"{N_HEADS} random\noff"],
     }
 
 
-def _rows(finding: Finding) -> list[dict[str, Any]]:
-    shared = {"prompt": finding.prompt.text, "answer": finding.prompt.answer}
-    heads = " ".join(finding.ablation.heads)
-    rows = [
-        {**shared, "off": "none", "draw": "", "heads": "", "prob": finding.ablation.before.prob},
-        {
-            **shared,
-            "off": "chosen",
-            "draw": "",
-            "heads": heads,
-            "prob": finding.ablation.after.prob,
-        },
-    ]
-    for number, (draw, prob) in enumerate(zip(finding.draws, finding.random, strict=True)):
-        heads = " ".join(str(head) for head in draw)
-        rows.append({**shared, "off": "random", "draw": number, "heads": heads, "prob": prob})
+def _rows(findings: Findings) -> list[dict[str, Any]]:
+    """One row a set of heads and measure."""
+    rows: list[dict[str, Any]] = []
+    chosen = " ".join(map(str, findings.chosen))
+    for tested in (findings.logit_diff, findings.accuracy):
+        for off, heads in (("clean", ""), ("chosen", chosen)):
+            mean, low, high = tested.mean(off)
+            rows.append(_row(tested.measure, off, heads, mean, low, high))
+        for draw, mean in zip(findings.draws, tested.draws, strict=True):
+            rows.append(_row(tested.measure, "random", " ".join(map(str, draw)), mean))
     return rows
+
+
+def _row(
+    measure: str, off: str, heads: str, mean: float, low: float | str = "", high: float | str = ""
+) -> dict[str, Any]:
+    return {"measure": measure, "off": off, "heads": heads, "mean": mean, "low": low, "high": high}

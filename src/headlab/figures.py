@@ -53,29 +53,28 @@ def save(figure: Figure, folder: Path, name: str, rows: Sequence[Mapping[str, An
     return folder / f"{name}.png"
 
 
-def probability_bars(panels: Sequence[Mapping[str, Any]], caption: str) -> Figure:
-    """One panel a prompt: the answer's probability with all heads, without the chosen ones, and
-    without as many random ones (each draw a dot, bar at their mean, line over their range).
+def ablation_bars(panels: Sequence[Mapping[str, Any]], caption: str) -> Figure:
+    """A measure with all heads, without the chosen ones, and without as many random ones.
 
-    A panel has title, clean, chosen (numbers), random (numbers of the draws).
+    A panel has title, clean, chosen (each a mean with its interval: mean, low, high), random (the
+    mean of each draw: dots, bar at their mean, line over their range) and a label for the bars.
     """
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(
-            1, len(panels), figsize=(2.6 * len(panels), 2.7), sharey=True, squeeze=False
-        )
+        figure, axes = plt.subplots(1, len(panels), figsize=(2.8 * len(panels), 2.7), squeeze=False)
         for axis, panel in zip(axes[0], panels, strict=True):
             draws = panel["random"]
-            heights = [panel["clean"], panel["chosen"], sum(draws) / len(draws)]
-            axis.bar(range(3), heights, color=[GREY, ORANGE, BLUE], width=0.65, alpha=0.85)
-            axis.plot([2, 2], [min(draws), max(draws)], color="black", lw=1.2, zorder=3)
+            means = [panel["clean"][0], panel["chosen"][0], sum(draws) / len(draws)]
+            lines = [panel["clean"][1:], panel["chosen"][1:], (min(draws), max(draws))]
+            axis.bar(range(3), means, color=[GREY, ORANGE, BLUE], width=0.65, alpha=0.85)
+            for x, (low, high) in enumerate(lines):
+                axis.plot([x, x], [low, high], color="black", lw=1.2, zorder=3)
             spread = [
                 2 + 0.22 * ((i * 7) % len(draws) / len(draws) - 0.5) for i in range(len(draws))
             ]
             axis.scatter(spread, draws, s=7, color="black", alpha=0.35, linewidths=0, zorder=2)
-            axis.set_xticks(range(3), ["all heads", panel["chosen_label"], panel["random_label"]])
+            axis.axhline(0, color="black", lw=0.6)
+            axis.set_xticks(range(3), ["all heads", *panel["labels"]])
             axis.set_title(panel["title"], loc="left")
-            axis.set_ylim(0, 1)
-        axes[0][0].set_ylabel("probability of the answer")
         figure.tight_layout()
         add_caption(figure, caption)
     return figure
@@ -130,8 +129,26 @@ def head_map(
         bar = figure.colorbar(picture, ax=axis, fraction=0.03, pad=0.02)
         bar.set_label(label or "score")
         bar.outline.set_visible(False)
+        figure.tight_layout()
         add_caption(figure, caption)
     return figure
+
+
+def save_head_map(scores: HeadScores, folder: Path, scale: float = 0.0) -> Path:
+    """head-map.png, .pdf and .csv in `folder`; gives the PNG's path."""
+    layers, heads = scores.shape
+    floor = "not measured" if scores.noise_floor is None else f"{scores.noise_floor:.1g}"
+    done = f"gate {scale:g}" if scale else "switched off"
+    caption = (
+        f"{scores.model}, {layers} x {heads} heads, each {done} alone, reference "
+        f"{scores.reference}; mean over n = {len(scores.examples)} examples, "
+        f"{float(scores.clean.double().mean()):.3g} with all heads. Noise floor {floor}."
+    )
+    figure = head_map(
+        scores, caption, "Every head off in turn", sign=-1, label=f"change of {scores.measure}"
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    return save(figure, folder, "head-map", scores.rows()).resolve()
 
 
 def add_caption(figure: Figure, caption: str) -> None:

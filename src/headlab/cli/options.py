@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from headlab.aliases import ALIASES
 from headlab.cli.app import err
@@ -95,6 +96,15 @@ def load_model(name: str, loading: dict[str, Any], quiet: bool, check: bool = Tr
         logging.set_verbosity_error()
         logging.disable_progress_bar()
         return load(name, check=check, **loading)
+
+
+@contextmanager
+def progress(what: str, total: int, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """A bar with the time left; gives the function that moves it on."""
+    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:3.0f} %")
+    with Progress(*columns, TimeRemainingColumn(), console=err, disable=quiet) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.advance(task, done)
 
 
 def status(text: str, quiet: bool) -> AbstractContextManager[Any]:

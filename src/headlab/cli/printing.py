@@ -15,12 +15,16 @@ if TYPE_CHECKING:
     from headlab.ablation import Ablation
     from headlab.model import Model
     from headlab.proofs import Check
+    from headlab.scores import HeadScores
+
+
+_NUMBERS = {"prob", "largest difference", "allowed", "before", "after", "change", "95 % interval"}
 
 
 def new_table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in columns:
-        right = column in ("prob", "largest difference", "allowed", "before", "after", "change")
+        right = column in _NUMBERS
         table.add_column(column, justify="right" if right else "left", overflow="fold")
     return table
 
@@ -78,6 +82,36 @@ def print_ablation(result: Ablation) -> None:
     out.print(tokens)
     for note in result.notes:
         err.print(f"[yellow]note:[/] {escape(note)}")
+
+
+def print_scores(scores: HeadScores, top: int) -> None:
+    """The heads whose removal changes the measure most, and how many changes are to be believed."""
+    low, high = scores.interval
+    beyond, noise = scores.beyond_chance, scores.in_noise
+    table = new_table("head", "change", "95 % interval", "")
+    for head in scores.order(by_size=True)[:top]:
+        # A change is the measure without the head minus the one with it: minus the score.
+        interval = f"{-high[head]:+.4f} to {-low[head]:+.4f}" if len(scores.examples) > 1 else "-"
+        mark = "in the noise" if noise[head] else "" if beyond[head] else "may be chance"
+        mark = mark if len(scores.examples) > 1 or noise[head] else ""
+        table.add_row(str(head), f"{-scores.score[head]:+.4f}", interval, mark)
+    total = scores.shape[0] * scores.shape[1]
+    count = len(scores.examples)
+    examples = f"{count} examples" if count > 1 else "one example"
+    out.print(
+        f"{scores.measure} on {examples}, {scores.clean.mean():.4f} with all heads; "
+        f"each of {total} heads off in turn, reference {scores.reference}",
+        highlight=False,
+    )
+    out.print(table)
+    floor = "not measured" if scores.noise_floor is None else f"{scores.noise_floor:.1g}"
+    said = f"noise floor {floor}: {total - int(noise.sum())} heads change it by more"
+    if count > 1:
+        said += (
+            f"; for {int(beyond.sum())} of them the interval leaves out 0 "
+            f"(about {0.05 * total:.0f} would by chance if no head did anything)"
+        )
+    out.print(said, highlight=False)
 
 
 def as_probability(value: float) -> str:

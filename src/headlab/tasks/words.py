@@ -27,7 +27,7 @@ NAMES = _NAMES.split()
 
 def single_tokens(model: Model, words: Sequence[str], at_least: int, what: str) -> list[str]:
     """Those words that are one token after a space, or an error where too few are."""
-    kept = [word for word in words if _n_tokens(model, word) == 1]
+    kept = [word for word in words if _is_one_token(model, word)]
     if len(kept) < at_least:
         raise HeadlabError(
             f"{what} must be single tokens, and only {len(kept)} of {len(words)} are one token "
@@ -36,7 +36,8 @@ def single_tokens(model: Model, words: Sequence[str], at_least: int, what: str) 
     return kept
 
 
-def _n_tokens(model: Model, word: str) -> int:
-    """Tokens that " word" adds to a text before it."""
-    before = "and"
-    return len(model.ids(f"{before} {word}")) - len(model.ids(before))
+def _is_one_token(model: Model, word: str) -> bool:
+    """Whether " word" adds one token to a text before it, and that token is the whole word."""
+    before = model.ids("and").tolist()
+    after = model.ids(f"and {word}").tolist()
+    return after[:-1] == before and model.token_texts(after[-1:])[0].strip() == word

@@ -1,0 +1,68 @@
+"""A score for every head equals what switching that head off by hand gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny import tiny, tiny_tokenizer
+
+import headlab.ranking
+from headlab import Example, Gates, Head, HeadlabError, Model, check
+from headlab.ranking import ablate_each
+
+EXAMPLES = [
+    Example("the cat", " sat", "the apple", wrong=(" on", " the"), id="short"),
+    Example("the cat gave john the", " apple", "the mat gave mary the", wrong=(" mat",)),
+]
+
+
+@pytest.fixture
+def llama() -> Model:
+    made = Model(tiny("llama-wide"), tiny_tokenizer(), name="llama-wide")
+    check(made)
+    return made
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.5])
+def test_each_head_is_scored_by_switching_it_off(llama, scale):
+    scores = ablate_each(llama, EXAMPLES, "log-prob", scale=scale)
+    assert scores.shape == (3, 4)
+    assert scores.examples == ["short", "2"]
+    for head in (Head(0, 0), Head(1, 3), Head(2, 1)):
+        for column, example in enumerate(EXAMPLES):
+            ids = llama.ids(example.prompt)
+            token = llama.ids(example.target)[0]
+            plain = llama(ids)[0, -1].log_softmax(-1)[token]
+            with llama.gated(Gates.ablate(llama, [head], scale)):
+                off = llama(ids)[0, -1].log_softmax(-1)[token]
+            assert scores.values[head][column] == pytest.approx(float(plain - off), abs=1e-5)
+            assert scores.clean[column] == pytest.approx(float(plain), abs=1e-5)
+
+
+def test_the_default_measure_follows_the_examples(llama):
+    assert ablate_each(llama, EXAMPLES).measure == "logit-diff"
+    assert ablate_each(llama, [Example("the cat", " sat"), EXAMPLES[0]]).measure == "log-prob"
+
+
+def test_the_noise_floor_is_small_beside_the_scores(llama):
+    scores = ablate_each(llama, EXAMPLES, "log-prob")
+    assert 0 < scores.noise_floor < 1e-5 < scores.score.abs().max()
+
+
+def test_without_room_for_a_wider_copy_there_is_no_noise_floor(llama, monkeypatch):
+    def full(*_args, **_kwargs):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(headlab.ranking, "noise_floor", full)
+    assert ablate_each(llama, EXAMPLES).noise_floor is None
+
+
+def test_a_gate_of_one_is_refused(llama):
+    with pytest.raises(HeadlabError, match="changes nothing"):
+        ablate_each(llama, EXAMPLES, scale=1.0)
+
+
+def test_progress_counts_every_pair_once(llama):
+    done = []
+    ablate_each(llama, EXAMPLES, progress=done.append)
+    assert sum(done) == 12 * 2

@@ -1,0 +1,155 @@
+"""Generated tasks are what they claim; broken files are named by line."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from functools import cache
+
+import pytest
+import transformers as hf
+from tiny import tiny, tiny_tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from headlab import HeadlabError, Model
+from headlab.tasks import ioi
+from headlab.tasks.jsonl import LONGEST_LINE, read_examples
+from headlab.tasks.words import NAMES, single_tokens
+
+
+@cache
+def worded() -> Model:
+    """A tiny model whose tokens are whole words."""
+    words = {*NAMES, *ioi.PLACES, *ioi.OBJECTS}
+    words |= {word for template in ioi.TEMPLATES for word in template.replace(",", " ,").split()}
+    core = Tokenizer(models.WordLevel({w: n for n, w in enumerate(sorted(words))}, unk_token="a"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    config = tiny("llama").config.__class__(**{**tiny("llama").config.to_dict(), "vocab_size": 400})
+    return Model(hf.LlamaForCausalLM(config), hf.PreTrainedTokenizerFast(tokenizer_object=core))
+
+
+def test_ioi_asks_for_the_name_that_is_not_repeated():
+    for example in ioi.generate(worded(), 60):
+        words = example.prompt.replace(",", "").split()
+        names = [word for word in words if word in NAMES]
+        receiver, giver = example.target.strip(), example.wrong[0].strip()
+        assert sorted(names) == sorted([receiver, giver, giver])
+        assert names[-1] == giver
+        assert (names[0] == receiver) == (example.category == "ABBA")
+
+
+def test_ioi_counterfactuals_have_three_other_names_and_the_same_length():
+    model = worded()
+    for example in ioi.generate(model, 60):
+        ours, theirs = example.prompt.split(), example.counterfactual.split()
+        changed = [(a, b) for a, b in zip(ours, theirs, strict=True) if a != b]
+        assert len(changed) == 3
+        assert len({b for _, b in changed}) == 3, "nothing tells who receives"
+        assert not {a for a, _ in changed} & {b for _, b in changed}
+        assert len(model.ids(example.prompt)) == len(model.ids(example.counterfactual))
+        assert ours[-1] == theirs[-1]
+
+
+def test_ioi_is_varied_seeded_and_of_any_size():
+    model = worded()
+    examples = ioi.generate(model, 400, seed=3)
+    assert len({example.prompt for example in examples}) == 400
+    assert len({example.id for example in examples}) == 400
+    assert examples == ioi.generate(model, 400, seed=3)
+    assert examples[:50] == ioi.generate(model, 50, seed=3)
+    assert examples != ioi.generate(model, 400, seed=4)
+    assert Counter(example.category for example in examples)["ABBA"] == pytest.approx(200, abs=15)
+    frames = Counter(
+        " ".join("_" if w in {*NAMES, *ioi.PLACES, *ioi.OBJECTS} else w for w in words)
+        for words in (example.prompt.replace(",", " ,").split() for example in examples)
+    )
+    assert max(frames.values()) <= 0.1 * 400
+    assert len(frames) == 15
+
+
+def test_names_that_are_several_tokens_are_refused():
+    model = Model(tiny("llama"), tiny_tokenizer(), name="tiny")
+    with pytest.raises(HeadlabError, match="the names of ioi must be single tokens, and only 0 of"):
+        ioi.generate(model, 4)
+    assert single_tokens(model, ["cat", "mat", "zebra"], 1, "words") == ["cat", "mat"]
+
+
+# --- files ---
+
+
+def write(path, *records):
+    lines = [record if isinstance(record, str) else json.dumps(record) for record in records]
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_every_field_of_a_line_is_read(tmp_path):
+    record = {
+        "prompt": "a b",
+        "target": " c",
+        "counterfactual": "a d",
+        "wrong": [" e", " f"],
+        "also_right": [" g"],
+        "category": "x",
+        "id": 7,
+        "source": "kept by the user, ignored here",
+    }
+    path = write(tmp_path / "x.jsonl", record, "", {"prompt": "a", "target": " b"})
+    first, second = read_examples(path)
+    assert (first.prompt, first.target, first.counterfactual) == ("a b", " c", "a d")
+    assert (first.wrong, first.also_right) == ((" e", " f"), (" g",))
+    assert (first.category, first.id) == ("x", "7")
+    assert second.id == "3", "the line's number"
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("{", "line 2 is not JSON"),
+        ("[1]", "line 2 is not a JSON object"),
+        ({"prompt": "a"}, "line 2 has no 'target'"),
+        ({"target": "a"}, "line 2 has no 'prompt'"),
+        ({"prompt": "", "target": "a"}, "line 2 has no text in 'prompt'"),
+        ({"prompt": "a", "target": 3}, "line 2 has no text in 'target'"),
+        ({"prompt": "a", "target": "b", "wrong": "c"}, "something else than a list of texts"),
+        ({"prompt": "a", "target": "b", "wrong": [""]}, "something else than a list of texts"),
+        ({"prompt": "a", "target": "b", "id": 1}, "line 2 has the id '1' of line 1"),
+        ({"prompt": "a", "target": "b", "wrongs": ["c"]}, "did you mean 'wrong'?"),
+        ("[" * 100_000, "line 2 is not JSON"),
+    ],
+)
+def test_a_wrong_line_is_named(tmp_path, line, sentence):
+    good = {"prompt": "a", "target": " b"}
+    with pytest.raises(HeadlabError) as error:
+        read_examples(write(tmp_path / "x.jsonl", good, line, {**good, "id": 9}))
+    assert sentence in str(error.value)
+    assert "line 3" not in str(error.value)
+
+
+def test_many_wrong_lines_are_counted(tmp_path):
+    with pytest.raises(HeadlabError, match=r"line 1 .*line 5 .*\(and 4 more\)"):
+        read_examples(write(tmp_path / "x.jsonl", *["{"] * 9))
+
+
+def test_files_that_are_no_examples(tmp_path):
+    with pytest.raises(HeadlabError, match="no file"):
+        read_examples(tmp_path / "none.jsonl")
+    with pytest.raises(HeadlabError, match="is a folder"):
+        read_examples(tmp_path)
+    (tmp_path / "empty.jsonl").write_text("\n \n")
+    with pytest.raises(HeadlabError, match="is empty"):
+        read_examples(tmp_path / "empty.jsonl")
+    (tmp_path / "latin.jsonl").write_bytes('{"prompt": "é", "target": "b"}'.encode("latin-1"))
+    with pytest.raises(HeadlabError, match="line 1 is not UTF-8 text"):
+        read_examples(tmp_path / "latin.jsonl")
+
+
+def test_a_line_of_a_hundred_megabytes_is_refused_without_reading_it_whole(tmp_path):
+    path = tmp_path / "long.jsonl"
+    with path.open("wb") as file:
+        file.write(b'{"prompt": "')
+        for _ in range(100):
+            file.write(b"a" * 10**6)
+        file.write(b'", "target": "b"}\n{"prompt": "a", "target": " b"}\n{')
+    with pytest.raises(HeadlabError, match=f"line 1 is longer than {LONGEST_LINE:,} .*; line 3 "):
+        read_examples(path)
