@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import json
 import subprocess
@@ -201,6 +202,9 @@ def test_ablate_all_gives_a_table_and_a_head_map(folder, data, tmp_path):
         run("ablate", folder, "--all", "--data", data, "--out", str(out), "--json").stdout
     )
     assert len(record["heads"]) == 12
+    rows = list(csv.DictReader((out / "head-map.csv").open()))
+    assert float(rows[5]["change"]) == -record["heads"][rows[5]["head"]]["score"]
+    assert float(rows[5]["low"]) <= float(rows[5]["change"]) <= float(rows[5]["high"])
     model = headlab.load(folder)
     expected = headlab.ablate_each(model, read_examples(Path(data)))
     for head in expected.order():

@@ -6,9 +6,9 @@ import copy
 
 import pytest
 import torch
-from tiny import ARCHITECTURES, random_ids, tiny
+from tiny import ARCHITECTURES, random_ids, tiny, tiny_tokenizer
 
-from headlab import Gates, Head, Model, counterfactual_reference
+from headlab import Example, Gates, Head, Model, counterfactual_reference, measure
 from headlab.proofs import check
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
@@ -17,8 +17,15 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU he
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_check_passes_on_a_gpu(name, dtype):
-    result = check(Model(copy.deepcopy(tiny(name, dtype)).cuda(), name=name))
-    assert all(proof.passed for proof in result.proofs), result
+    model = Model(copy.deepcopy(tiny(name, dtype)).cuda(), name=name)
+    result = check(model)
+    assert result.passed, result
+    assert model.restartable, result
+    # Faster kernels for the same formula are used where they are as exact, and only there.
+    refused = {proof.name for proof in result.proofs if not proof.passed}
+    assert refused <= {"ending", "norms", "rotary"}
+    if name == "llama":
+        assert not refused
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -31,3 +38,24 @@ def test_a_gpu_gives_the_cpus_numbers(name):
         with model.gated(Gates.ablate(model, [Head(1, 2)], scale=0.3), reference):
             logits.append(model(ids).cpu())
     assert (logits[0] - logits[1]).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("reference", ["zero", "counterfactual"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_engine_on_a_gpu_gives_the_cpus_table(name, reference):
+    """With its faster kernels, its passes in flight and its budget found by probing."""
+    examples = [
+        Example("the cat", " sat", "the apple", wrong=(" on", " the")),
+        Example("the mat, the", " cat sat on", "the cat, the", wrong=(" mat", " apple the")),
+    ]
+    tables = []
+    for network in (tiny(name), copy.deepcopy(tiny(name)).cuda()):
+        model = Model(network, tiny_tokenizer(), name=name)
+        check(model)
+        tables.append(measure(model, examples, Gates.each_head(model), "kl", reference).values)
+        scored = measure(
+            model, examples, Gates.each_head(model), "logit-diff", reference, budget=40
+        )
+        tables.append(scored.values)
+    assert (tables[0] - tables[2]).abs().max() < 1e-4
+    assert (tables[1] - tables[3]).abs().max() < 1e-4

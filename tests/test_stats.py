@@ -9,7 +9,7 @@ import torch
 
 from headlab import Head
 from headlab.scores import HeadScores
-from headlab.stats import bootstrap_means, mean_interval
+from headlab.stats import bootstrap_means, expected_by_chance, mean_interval
 
 
 def test_the_interval_covers_the_mean_about_as_often_as_it_says():
@@ -30,6 +30,16 @@ def test_a_resampled_mean_is_a_mean_of_the_examples():
     }
     assert {round(float(mean), 6) for mean in means} <= possible
     assert torch.equal(means, bootstrap_means(values, n=500)), "the same seed, the same resamples"
+
+
+@pytest.mark.parametrize(("n", "share"), [(3, 0.25), (40, 0.06)])
+def test_what_chance_alone_would_give_is_counted(n, share):
+    """Three examples of one sign leave out 0 whatever they are: a quarter of all heads do."""
+    random = torch.Generator().manual_seed(1)
+    values = torch.randn(400, n, generator=random)
+    values[:200] += 5  # half of the rows are far from 0; that must not count as chance
+    expected = expected_by_chance(values) / 400
+    assert expected == pytest.approx(share, abs=0.05)
 
 
 def test_one_example_has_no_interval():

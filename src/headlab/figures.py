@@ -148,7 +148,20 @@ def save_head_map(scores: HeadScores, folder: Path, scale: float = 0.0) -> Path:
         scores, caption, "Every head off in turn", sign=-1, label=f"change of {scores.measure}"
     )
     folder.mkdir(parents=True, exist_ok=True)
-    return save(figure, folder, "head-map", scores.rows()).resolve()
+    changes = [
+        {
+            "head": row["head"],
+            "layer": row["layer"],
+            "number": row["number"],
+            "change": -row["score"],  # as drawn
+            "low": -row["high"],
+            "high": -row["low"],
+            "in_noise": row["in_noise"],
+            "beyond_chance": row["beyond_chance"],
+        }
+        for row in scores.rows()
+    ]
+    return save(figure, folder, "head-map", changes).resolve()
 
 
 def add_caption(figure: Figure, caption: str) -> None:

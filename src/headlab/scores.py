@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headlab.heads import Head
-from headlab.stats import mean_interval
+from headlab.stats import expected_by_chance, leaves_out_zero, mean_interval
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,12 @@ class HeadScores:
     @property
     def beyond_chance(self) -> Tensor:
         """[layer, head], True where the interval leaves out 0 and the score is above the noise."""
-        low, high = self.interval
-        return ((low > 0) | (high < 0)) & ~self.in_noise
+        return leaves_out_zero(self.values) & ~self.in_noise
+
+    @cached_property
+    def n_by_chance(self) -> float:
+        """How many heads would be `beyond_chance` if none did anything, signs drawn by lot."""
+        return expected_by_chance(self.values)
 
     def order(self, by_size: bool = False) -> list[Head]:
         """The heads from the largest score down; `by_size` without regard to the sign."""

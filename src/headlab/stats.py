@@ -22,7 +22,31 @@ def bootstrap_means(values: Tensor, n: int = N_RESAMPLES, seed: int = 0) -> Tens
     return (weights @ flat.T / count).view(n, *values.shape[:-1])
 
 
-def mean_interval(values: Tensor, level: float = 0.95, seed: int = 0) -> tuple[Tensor, Tensor]:
+def leaves_out_zero(values: Tensor, n: int = N_RESAMPLES) -> Tensor:
+    """Where the mean's 95 % interval does not contain 0: [..., example] -> [...]."""
+    low, high = mean_interval(values, n=n)
+    return (low > 0) | (high < 0)
+
+
+def expected_by_chance(values: Tensor, flips: int = 32, seed: int = 0) -> float:
+    """How many of the rows [..., example] would leave out 0 if none had a mean other than 0.
+
+    Counted with the sign of every example drawn by lot: no assumption about the shape of the
+    values, and right for a few examples, whose intervals are too narrow.
+    """
+    count = values.shape[-1]
+    if 2**count <= flips:
+        signs = torch.cartesian_prod(*[torch.tensor([-1, 1])] * count).view(-1, count)
+    else:
+        random = torch.Generator().manual_seed(seed)
+        signs = torch.randint(2, (flips, count), generator=random) * 2 - 1
+    counts = [int(leaves_out_zero(values * sign, n=400).sum()) for sign in signs]
+    return sum(counts) / len(counts)
+
+
+def mean_interval(
+    values: Tensor, level: float = 0.95, seed: int = 0, n: int = N_RESAMPLES
+) -> tuple[Tensor, Tensor]:
     """Percentile interval of the mean over examples: [..., example] -> low and high, [...].
 
     With one example there is nothing to resample: NaN.
@@ -34,6 +58,7 @@ def mean_interval(values: Tensor, level: float = 0.95, seed: int = 0) -> tuple[T
     if values.shape[-1] < 2:
         nothing = torch.full(values.shape[:-1], torch.nan, dtype=torch.float64)
         return nothing, nothing.clone()
-    means = bootstrap_means(values, seed=seed)
+    means = bootstrap_means(values, n, seed)
     tail = (1 - level) / 2
-    return torch.quantile(means, tail, dim=0), torch.quantile(means, 1 - tail, dim=0)
+    low, high = torch.quantile(means, torch.tensor([tail, 1 - tail], dtype=means.dtype), dim=0)
+    return low, high

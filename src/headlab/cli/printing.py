@@ -109,7 +109,7 @@ def print_scores(scores: HeadScores, top: int) -> None:
     if count > 1:
         said += (
             f"; for {int(beyond.sum())} of them the interval leaves out 0 "
-            f"(about {0.05 * total:.0f} would by chance if no head did anything)"
+            f"(about {scores.n_by_chance:.0f} would by chance if no head did anything)"
         )
     out.print(said, highlight=False)
 
