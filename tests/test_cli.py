@@ -191,7 +191,8 @@ def test_ablate_all_gives_a_table_and_a_head_map(folder, data, tmp_path):
     lines = result.stdout.splitlines()
     assert lines[-1] == str(out / "head-map.png")
     assert lines[0].startswith("logit-diff on 2 examples")
-    assert sum(line.startswith("L") and "H" in line for line in lines) == 3
+    shown = [line.split() for line in lines if line.startswith("L")]
+    assert len(shown) == 3
     assert "noise floor" in result.stdout
     assert sorted(path.name for path in out.iterdir()) == [
         "head-map.csv",
@@ -205,6 +206,13 @@ def test_ablate_all_gives_a_table_and_a_head_map(folder, data, tmp_path):
     rows = list(csv.DictReader((out / "head-map.csv").open()))
     assert float(rows[5]["change"]) == -record["heads"][rows[5]["head"]]["score"]
     assert float(rows[5]["low"]) <= float(rows[5]["change"]) <= float(rows[5]["high"])
+    for name, change, low, _to, high, *_mark in shown:
+        scored = record["heads"][name]
+        assert float(change) == pytest.approx(-scored["score"], abs=1e-4)
+        assert float(low) == pytest.approx(-scored["high"], abs=1e-4)
+        assert float(high) == pytest.approx(-scored["low"], abs=1e-4)
+    sizes = [abs(float(change)) for _, change, *_ in shown]
+    assert sizes == sorted(sizes, reverse=True)
     model = headlab.load(folder)
     expected = headlab.ablate_each(model, read_examples(Path(data)))
     for head in expected.order():
@@ -229,6 +237,8 @@ def test_ablate_all_takes_every_reference_and_one_prompt(folder, data, tmp_path)
         heads("--data", data, "--measure", "kl"),
     ]
     assert len({table["heads"]["L1H1"]["score"] for table in tables}) == 5
+    assert [table["scale"] for table in tables] == [0, 0, 0, 0.5, 0]
+    assert all(scored["score"] > 0 for scored in tables[4]["heads"].values()), "kl is a distance"
     assert [table["reference"] for table in tables[:3]] == ["zero", "counterfactual", "mean"]
     one = heads("--prompt", "the cat", "--target", " sat")
     single = json.loads(ablate(folder, "--target", " sat", "--json").stdout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import warnings
 
@@ -329,3 +330,82 @@ def test_the_noise_floor_grows_with_coarser_numbers():
         floors[dtype] = noise_floor(model, EXAMPLES, Gates.each_head(model), "logit-diff")
     assert 0 < floors[torch.float32] < 1e-5
     assert 1e-3 < floors[torch.bfloat16] < 0.5
+
+
+# Two shapes of answers interleaved, lengths not in order.
+MIXED = [
+    Example("the cat gave john the", " apple", wrong=(" mat",), id="a"),
+    Example("the mat", " cat sat", wrong=(" on",), id="b"),
+    Example("the apple", " sat", wrong=(" on",), also_right=(" mat",), id="c"),
+    Example("on the mat", " cat", wrong=(" on",), id="d"),
+    Example("the john", " cat sat", wrong=(" on",), id="e"),
+]
+
+
+@pytest.mark.parametrize("budget", [None, 12])
+def test_examples_of_mixed_shapes_keep_their_columns(llama, budget):
+    masks = torch.rand(4, 3, 4, generator=torch.Generator().manual_seed(0))
+    together = measure(llama, MIXED, masks, "prob-diff", budget=budget).values
+    for column, example in enumerate(MIXED):
+        alone = measure(llama, [example], masks, "prob-diff").values[:, 0]
+        assert (together[:, column] - alone).abs().max() < 1e-6
+
+
+def test_all_right_answers_count(llama):
+    probs = llama("the apple")[0, -1].softmax(-1)
+    sat, mat, on = (probs[int(llama.ids(text)[0])] for text in (" sat", " mat", " on"))
+    table = measure(llama, [MIXED[2]], torch.ones(3, 4), "prob-diff")
+    assert abs(table.clean[0] - (sat + mat - on)) < 1e-6
+
+
+@pytest.mark.parametrize("budget", [None, 12])
+def test_gates_of_each_example_follow_it_when_lengths_are_not_sorted(llama, budget):
+    gates = torch.rand(2, 5, 3, 4, generator=torch.Generator().manual_seed(1))
+    together = measure(llama, MIXED, Gates(gates, "mask example layer head"), budget=budget).values
+    for column, example in enumerate(MIXED):
+        alone = measure(llama, [example], gates[:, column]).values[:, 0]
+        assert (together[:, column] - alone).abs().max() < 1e-5
+
+
+def test_masks_that_begin_together_and_go_on_apart(llama):
+    masks = torch.ones(3, 3, 4)
+    masks[:, 0, 1] = 0
+    masks[1, 2, 0] = 0
+    masks[2, 1, 3] = 0
+    fast = measure(llama, MIXED, masks).values
+    alone = torch.cat([measure(llama, MIXED, mask).values for mask in masks])
+    assert (fast - alone).abs().max() < 1e-5
+    assert (fast[0] - fast[1]).abs().max() > 1e-3
+
+
+def test_a_mean_per_position_is_refused_for_examples_of_another_length(llama):
+    """Whatever stands beside them in the batch."""
+    mean = mean_reference(llama, ["the cat gave john the", "on the mat, the"], per_position=True)
+    with pytest.raises(HeadlabError, match="of 5 positions does not fit example 'b'"):
+        measure(llama, MIXED, Gates.each_head(llama), reference=mean)
+    with pytest.raises(HeadlabError, match="of 5 positions does not fit example 'b'"):
+        gate_gradients(llama, MIXED, Gates.ones(llama), reference=mean)
+    assert measure(llama, MIXED[:1], Gates.each_head(llama), reference=mean).values.shape == (12, 1)
+
+
+def test_a_measure_that_is_no_number_names_its_example(llama):
+    llama.hf = copy.deepcopy(llama.hf)
+    llama = Model(llama.hf, llama.tokenizer, name="inf")
+    words = [int(llama.ids(text)[0]) for text in (" sat", " on")]
+    head = llama.hf.get_output_embeddings()
+
+    def cap(_, __, logits):
+        logits[..., words] = -torch.inf
+        return logits
+
+    handle = head.register_forward_hook(cap)
+    example = Example("the cat", " sat", wrong=(" on",), id="both")
+    with pytest.raises(HeadlabError, match="logit-diff of example 'both' is not a number"):
+        measure(llama, [example], torch.ones(3, 4), "logit-diff")
+    handle.remove()
+
+
+def test_the_noise_floor_of_float64_is_not_measured():
+    model = Model(copy.deepcopy(tiny("llama")).double(), tiny_tokenizer(), name="wide")
+    with pytest.raises(HeadlabError, match="no dtype is wider than float64"):
+        noise_floor(model, MIXED, Gates.each_head(model))

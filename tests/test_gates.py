@@ -372,3 +372,10 @@ def test_builders_of_gates(llama):
     assert each[6].sum() == 11
     assert each[6, 1, 2] == 0
     assert Gates.stack([Gates.ones(llama), Gates.each_head(llama)]).n_masks == 13
+
+
+def test_a_gate_is_not_rounded_to_the_models_dtype():
+    z = torch.linspace(1, 2, 64).bfloat16()[None, None, None]
+    for value in (0.3, 1 - 1 / 512):
+        g = torch.full((1, 1, 1, 1), value)
+        assert torch.equal(gate_heads(z, g, None), (g * z.float()).bfloat16())

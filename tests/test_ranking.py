@@ -6,7 +6,6 @@ import pytest
 import torch
 from tiny import tiny, tiny_tokenizer
 
-import headlab.ranking
 from headlab import Example, Gates, Head, HeadlabError, Model, check
 from headlab.ranking import ablate_each
 
@@ -49,12 +48,31 @@ def test_the_noise_floor_is_small_beside_the_scores(llama):
     assert 0 < scores.noise_floor < 1e-5 < scores.score.abs().max()
 
 
-def test_without_room_for_a_wider_copy_there_is_no_noise_floor(llama, monkeypatch):
-    def full(*_args, **_kwargs):
-        raise torch.OutOfMemoryError
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, ValueError("4-bit weights")])
+def test_without_a_wider_copy_there_are_scores_but_no_noise_floor(llama, monkeypatch, error):
+    honest = Model.logits_at
 
-    monkeypatch.setattr(headlab.ranking, "noise_floor", full)
-    assert ablate_each(llama, EXAMPLES).noise_floor is None
+    def full(model, *places):
+        if model.dtype == torch.float64:
+            raise error
+        return honest(model, *places)
+
+    monkeypatch.setattr(Model, "logits_at", full)
+    scores = ablate_each(llama, EXAMPLES)
+    assert scores.noise_floor is None
+    assert not scores.in_noise.any()
+
+
+def test_a_distance_scores_the_heads_that_matter_highest(llama):
+    """KL is 0 with all heads and more without: more is worse."""
+    scores = ablate_each(llama, EXAMPLES, "kl")
+    assert (scores.score > 0).all()
+    assert torch.equal(scores.change, scores.score)
+    assert torch.equal(scores.beyond_chance, ~scores.in_noise)
+    other = ablate_each(llama, EXAMPLES, "log-prob")
+    assert torch.equal(other.change, -other.score)
+    low, high = other.change_interval
+    assert ((low <= other.change) & (other.change <= high)).all()
 
 
 def test_a_gate_of_one_is_refused(llama):

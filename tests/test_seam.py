@@ -509,3 +509,90 @@ def test_a_norm_that_only_has_the_name_is_left_alone(wrong):
     assert [proof.name for proof in result.proofs if not proof.passed] == ["norms"]
     assert "model.norm" not in [norm.name for norm in model.norms]
     assert len(model.norms) == 6
+
+
+def test_a_norm_is_its_own_for_calls_it_was_not_proved_on():
+    """More arguments, or hidden states of another dtype than its weight."""
+    import copy
+
+    class GatedRMSNorm(torch.nn.Module):
+        def __init__(self, own):
+            super().__init__()
+            self.weight, self.variance_epsilon = own.weight, own.variance_epsilon
+            self.calls = []
+
+        def forward(self, hidden, gate=None):
+            self.calls.append((gate, hidden.dtype))
+            scaled = hidden * torch.rsqrt(hidden.pow(2).mean(-1, True) + self.variance_epsilon)
+            return self.weight * scaled if gate is None else self.weight * scaled * gate
+
+    hf = copy.deepcopy(tiny("llama"))
+    hf.model.norm = GatedRMSNorm(hf.model.norm)
+    model = Model(hf, name="gated")
+    check(model)
+    assert "model.norm" in [norm.name for norm in model.norms]
+    norm, hidden = hf.model.norm, torch.randn(2, 3, hf.config.hidden_size)
+    norm.calls.clear()
+    with few_kernels(model):
+        norm(hidden)
+        assert norm.calls == [], "the stand-in answered"
+        assert torch.equal(norm(hidden, gate=2), norm(hidden, 2))
+        assert norm(hidden.double()).dtype == torch.float64
+    assert norm.calls == [(2, torch.float32), (2, torch.float32), (None, torch.float64)]
+
+
+def test_a_norm_that_takes_more_than_hidden_states_is_left_alone():
+    import copy
+
+    class PairRMSNorm(torch.nn.Module):
+        def __init__(self, own):
+            super().__init__()
+            self.own, self.weight, self.eps = own, own.weight, 1e-6
+
+        def forward(self, hidden, other):
+            return self.own(hidden)
+
+    hf = copy.deepcopy(tiny("llama"))
+    hf.model.extra = PairRMSNorm(hf.model.norm)
+    model = Model(hf, name="pair")
+    assert check(model).passed
+    assert "model.extra" not in [norm.name for norm in model.norms]
+
+
+def test_the_rotary_function_put_there_by_others_is_left_standing(monkeypatch):
+    from transformers.models.llama import modeling_llama
+
+    first, second = Model(tiny("llama"), name="a"), Model(tiny("llama-wide"), name="b")
+    own = modeling_llama.apply_rotary_pos_emb
+    check(first)
+    with few_kernels(first):
+        assert modeling_llama.apply_rotary_pos_emb is not own
+        check(second)  # while another model of the same code runs
+    assert second.rotary is own
+    assert modeling_llama.apply_rotary_pos_emb is own
+
+    def others(*args):
+        return own(*args)
+
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", others)
+    with few_kernels(first):
+        assert modeling_llama.apply_rotary_pos_emb is others
+    assert modeling_llama.apply_rotary_pos_emb is others
+
+
+def test_an_interrupted_check_leaves_no_shortcut_unproved(monkeypatch):
+    for proof in ("places", "ending"):
+        model = Model(tiny("llama"), name=proof)
+        honest = headlab.proofs._compared
+
+        def interrupted(*args, proof=proof, honest=honest):
+            if args[1] == proof:
+                raise KeyboardInterrupt
+            return honest(*args)
+
+        monkeypatch.setattr(headlab.proofs, "_compared", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            check(model)
+        monkeypatch.setattr(headlab.proofs, "_compared", honest)
+        assert model.cuts_logits == (proof == "ending")
+        assert model.restart is None or not model.restart.ends_early

@@ -4,28 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from functools import cache
 
 import pytest
-import transformers as hf
-from tiny import tiny, tiny_tokenizer
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tiny import tiny, tiny_tokenizer, worded
 
 from headlab import HeadlabError, Model
 from headlab.tasks import ioi
 from headlab.tasks.jsonl import LONGEST_LINE, read_examples
 from headlab.tasks.words import NAMES, single_tokens
-
-
-@cache
-def worded() -> Model:
-    """A tiny model whose tokens are whole words."""
-    words = {*NAMES, *ioi.PLACES, *ioi.OBJECTS}
-    words |= {word for template in ioi.TEMPLATES for word in template.replace(",", " ,").split()}
-    core = Tokenizer(models.WordLevel({w: n for n, w in enumerate(sorted(words))}, unk_token="a"))
-    core.pre_tokenizer = pre_tokenizers.Whitespace()
-    config = tiny("llama").config.__class__(**{**tiny("llama").config.to_dict(), "vocab_size": 400})
-    return Model(hf.LlamaForCausalLM(config), hf.PreTrainedTokenizerFast(tokenizer_object=core))
 
 
 def test_ioi_asks_for_the_name_that_is_not_repeated():
@@ -113,6 +99,8 @@ def test_every_field_of_a_line_is_read(tmp_path):
         ({"prompt": "a", "target": 3}, "line 2 has no text in 'target'"),
         ({"prompt": "a", "target": "b", "wrong": "c"}, "something else than a list of texts"),
         ({"prompt": "a", "target": "b", "wrong": [""]}, "something else than a list of texts"),
+        ({"prompt": "a", "target": "b", "wrong": 0}, "something else than a list of texts"),
+        ({"prompt": "a", "target": "b", "id": [1]}, "neither a text nor a number in 'id'"),
         ({"prompt": "a", "target": "b", "id": 1}, "line 2 has the id '1' of line 1"),
         ({"prompt": "a", "target": "b", "wrongs": ["c"]}, "did you mean 'wrong'?"),
         ("[" * 100_000, "line 2 is not JSON"),

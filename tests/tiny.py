@@ -11,6 +11,10 @@ import torch
 import transformers as hf
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from headlab import Model
+from headlab.tasks import ioi
+from headlab.tasks.words import NAMES
+
 VOCABULARY = 96
 # Llama-like sizes, grouped queries, and heads wider than hidden / heads: 4 x 12 into 32.
 _LLAMA = {
@@ -218,3 +222,17 @@ def save_tiny_gguf(path: Path) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+@cache
+def worded() -> Model:
+    """A tiny model whose tokens are whole words: those of the generated tasks."""
+    words = {*NAMES, *ioi.PLACES, *ioi.OBJECTS}
+    words |= {word for template in ioi.TEMPLATES for word in template.replace(",", " ,").split()}
+    numbers = {word: number for number, word in enumerate(sorted(words))}
+    core = Tokenizer(models.WordLevel(numbers, unk_token="a"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    torch.manual_seed(0)
+    config = hf.LlamaConfig(**{**tiny("llama").config.to_dict(), "vocab_size": len(numbers)})
+    tokenizer = hf.PreTrainedTokenizerFast(tokenizer_object=core)
+    return Model(hf.LlamaForCausalLM(config), tokenizer, name="worded")

@@ -170,7 +170,12 @@ class Batch:
                 )
             )
         order = torch.tensor([number for kin in self._kin for number in kin.examples])
-        return torch.cat(columns, 1)[:, order.argsort()]
+        values = torch.cat(columns, 1)[:, order.argsort()]
+        undefined = values.isnan().any(0)
+        if undefined.any():
+            name = self._encoded[int(undefined.nonzero()[0])].example.name
+            raise HeadlabError(f"{measure.name} of {name} is not a number under some mask")
+        return values
 
     def _refuse_nan(self, log_probs: Tensor) -> None:
         for kin in self._kin:

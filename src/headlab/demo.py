@@ -24,7 +24,7 @@ from headlab.model import Model
 from headlab.proofs import Check
 from headlab.ranking import ablate_each
 from headlab.scores import HeadScores
-from headlab.stats import mean_interval
+from headlab.stats import mean_interval, share_interval
 from headlab.tasks import ioi
 
 N_PROMPTS = 16  # the heads are found on so many, and tested on as many others
@@ -48,8 +48,11 @@ class Tested:
     def mean(self, part: str) -> tuple[float, float, float]:
         """Mean and 95 % interval over prompts."""
         values = getattr(self, part)
+        mean = float(values.double().mean())
+        if self.measure == "choice-accuracy":
+            return mean, *share_interval(int(values.sum()), len(values))
         low, high = mean_interval(values)
-        return float(values.double().mean()), float(low), float(high)
+        return mean, float(low), float(high)
 
     @property
     def draws(self) -> list[float]:
@@ -139,8 +142,8 @@ def write_page(model: Model, check: Check, findings: Findings, folder: Path) -> 
             ],
             f"{about}. The {N_HEADS} most helpful heads ({', '.join(map(str, findings.chosen))}), "
             f"found on {N_PROMPTS} prompts, off together on n = {N_PROMPTS} others (lines: 95 % "
-            f"bootstrap intervals), and {N_DRAWS} random draws of {N_HEADS} other heads "
-            f"(seed {SEED}; dots: draws, line: their range). Gates 0, reference zero.",
+            f"intervals, bootstrap and Wilson), and {N_DRAWS} random draws of {N_HEADS} other "
+            f"heads (seed {SEED}; dots: draws, line: their range). Gates 0, reference zero.",
         ),
         folder,
         "heads-off",

@@ -24,7 +24,7 @@ from headlab.errors import HeadlabError
 from headlab.examples import Example
 from headlab.gates import AXES, ZERO, Gates, Reference
 from headlab.kernels import few_kernels
-from headlab.measures import Measure, find_measure
+from headlab.measures import Encoded, Measure, find_measure
 from headlab.model import Tokens
 from headlab.restart import CleanPass, clean_pass, restarted
 
@@ -45,7 +45,7 @@ _LOGIT_BYTES = 2 * 2**30  # of logits in one pass, in float32
 class Measured:
     """A measure of every mask on every example, and how it was computed."""
 
-    values: Tensor  # [mask, example], float32, on the CPU
+    values: Tensor  # [mask, example], float32 or wider, on the CPU
     clean: Tensor  # [example], without gates
     measure: Measure
     examples: list[Example]
@@ -84,10 +84,10 @@ def measure(
     if restart and not model.restartable:
         _tell_once(model)
         restart = False
-    sweep = _Sweep(
-        model, examples, gates, find_measure(measure), reference, budget, restart, progress
-    )
     with torch.no_grad(), few_kernels(model) if _on_gpu(model) else nullcontext():
+        sweep = _Sweep(
+            model, examples, gates, find_measure(measure), reference, budget, restart, progress
+        )
         sweep.run()
     return Measured(
         sweep.values,
@@ -118,6 +118,7 @@ class _Sweep:
         self.reference, own = fixed_reference(reference)
         self.encoded = encode_all(model, examples, measure, counterfactual=own)
         _require_fitting(gates, examples)
+        require_lengths(self.encoded, self.reference)
         self.budget = budget or find_budget(model)
         self.backed_off = False
         wide = torch.promote_types(model.dtype, torch.float32)
@@ -125,10 +126,11 @@ class _Sweep:
         self.clean = torch.full((len(examples),), torch.nan, dtype=wide)
         self._progress = progress
         # Masks in the order of where they begin: those that run together stand together.
-        touched = _touched_layers(gates.values)
+        values = gates.values.cpu()
+        touched = _touched_layers(values)
         firsts, self.order = _first_layers(touched).sort(stable=True)
         sorted_already = torch.equal(self.order, torch.arange(len(self.order)))
-        self.gates = gates.values if sorted_already else gates.values[self.order]
+        self.gates = values if sorted_already else values[self.order]
         self.touched = touched[self.order]
         self.starts = _runs(firsts.tolist())
 
@@ -188,6 +190,7 @@ class _Sweep:
                         batch, gates, self._layers_of(part), first, clean, reference
                     )
                     following = _Launched(part, batch.read(logits, compared, self.measure))
+                    del logits  # the next pass needs the room
                 except torch.OutOfMemoryError:
                     if len(part) == 1:
                         raise
@@ -304,6 +307,20 @@ def fixed_reference(reference: ReferenceLike) -> tuple[Reference | None, bool]:
     if reference == "counterfactual":
         return None, True
     raise HeadlabError(f"the reference is zero, a mean, or counterfactual, not {reference!r}")
+
+
+def require_lengths(encoded: list[Encoded], reference: Reference | None) -> None:
+    """A reference of one value a position says nothing about examples of another length."""
+    if reference is None or reference.values is None or reference.values.shape[2] == 1:
+        return
+    positions = reference.values.shape[2]
+    for each in encoded:
+        for sequence in each.sequences:
+            if len(sequence.ids) != positions:
+                raise HeadlabError(
+                    f"a {reference.kind} reference of {positions} positions does not fit "
+                    f"{each.example.name}, which runs over {len(sequence.ids)}"
+                )
 
 
 def _require_fitting(gates: Gates, examples: Sequence[Example]) -> None:

@@ -80,16 +80,14 @@ def ablation_bars(panels: Sequence[Mapping[str, Any]], caption: str) -> Figure:
     return figure
 
 
-def head_map(
-    scores: HeadScores, caption: str, title: str = "", sign: int = 1, label: str = ""
-) -> Figure:
-    """Layers from left to right, heads from top to bottom, one cell a head.
+def head_map(scores: HeadScores, caption: str, title: str = "", label: str = "") -> Figure:
+    """Layers from left to right, heads from top to bottom, one cell a head: the change without it.
 
-    `sign` -1 shows changes, not scores. The largest cells carry their heads' names; a dot marks
-    those no larger than the noise.
+    Blue where the head has a positive score. The largest cells carry their heads' names; a dot
+    marks those no larger than the noise.
     """
     layers, heads = scores.shape
-    values = sign * scores.score
+    values = scores.change
     limit = float(values.abs().max()) or 1.0
     colours = LinearSegmentedColormap.from_list("effect", [ORANGE, "white", BLUE])
     with plt.rc_context(STYLE):
@@ -97,7 +95,7 @@ def head_map(
         figure, axis = plt.subplots(figsize=(max(3.2, cell * layers + 1.4), cell * heads + 0.9))
         picture = axis.imshow(
             values.T.numpy(),
-            cmap=colours if sign > 0 else colours.reversed(),
+            cmap=colours if scores.is_distance else colours.reversed(),
             vmin=-limit,
             vmax=limit,
             aspect="equal",
@@ -134,34 +132,35 @@ def head_map(
     return figure
 
 
-def save_head_map(scores: HeadScores, folder: Path, scale: float = 0.0) -> Path:
+def save_head_map(scores: HeadScores, folder: Path) -> Path:
     """head-map.png, .pdf and .csv in `folder`; gives the PNG's path."""
     layers, heads = scores.shape
     floor = "not measured" if scores.noise_floor is None else f"{scores.noise_floor:.1g}"
-    done = f"gate {scale:g}" if scale else "switched off"
+    done = f"at gate {scores.scale:g}" if scores.scale else "off"
     caption = (
         f"{scores.model}, {layers} x {heads} heads, each {done} alone, reference "
         f"{scores.reference}; mean over n = {len(scores.examples)} examples, "
         f"{float(scores.clean.double().mean()):.3g} with all heads. Noise floor {floor}."
     )
-    figure = head_map(
-        scores, caption, "Every head off in turn", sign=-1, label=f"change of {scores.measure}"
-    )
+    figure = head_map(scores, caption, f"Every head {done} in turn", f"change of {scores.measure}")
     folder.mkdir(parents=True, exist_ok=True)
-    changes = [
+    change, (low, high) = scores.change, scores.change_interval
+    noise, beyond = scores.in_noise, scores.beyond_chance
+    rows = [
         {
-            "head": row["head"],
-            "layer": row["layer"],
-            "number": row["number"],
-            "change": -row["score"],  # as drawn
-            "low": -row["high"],
-            "high": -row["low"],
-            "in_noise": row["in_noise"],
-            "beyond_chance": row["beyond_chance"],
+            "head": str(head),
+            "layer": head.layer,
+            "number": head.head,
+            "measure": scores.measure,
+            "change": float(change[head]),
+            "low": float(low[head]),
+            "high": float(high[head]),
+            "in_noise": bool(noise[head]),
+            "beyond_chance": bool(beyond[head]),
         }
-        for row in scores.rows()
+        for head in scores.heads
     ]
-    return save(figure, folder, "head-map", changes).resolve()
+    return save(figure, folder, "head-map", rows).resolve()
 
 
 def add_caption(figure: Figure, caption: str) -> None:

@@ -95,7 +95,8 @@ class Gates:
     def to(self, device: torch.device) -> Gates:
         """The same gates there, without waiting for the copy or checking the values again."""
         moved = object.__new__(Gates)
-        values = self.values.pin_memory() if device.type == "cuda" else self.values
+        from_cpu = device.type == "cuda" and self.values.device.type == "cpu"
+        values = self.values.pin_memory() if from_cpu else self.values
         moved.values = values.to(device, non_blocking=True)
         return moved
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headlab.batches import Batch, chunks, encode_all
-from headlab.engine import ReferenceLike, find_budget, fixed_reference
+from headlab.engine import ReferenceLike, find_budget, fixed_reference, require_lengths
 from headlab.errors import HeadlabError
 from headlab.examples import Example
 from headlab.gates import AXES, ZERO, Gates
@@ -55,6 +55,7 @@ def gate_gradients(
         raise HeadlabError("gradients are of one gate per head; these gates differ by position")
     shared, own = fixed_reference(reference)
     encoded = encode_all(model, examples, measure, counterfactual=own)
+    require_lengths(encoded, shared)
     wide = torch.promote_types(model.dtype, torch.float32)
     n_masks, n = gates.n_masks, len(examples)
     values = torch.full((n_masks, n), torch.nan, dtype=wide)

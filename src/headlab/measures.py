@@ -51,6 +51,7 @@ class Measure:
     needs_hits: bool = False
     needs_kl: bool = False
     differentiable: bool = True
+    is_distance: bool = False  # never below 0, and 0 where nothing changed: more is worse
 
     def require(self, example: Example) -> None:
         """Refuse an example it cannot be computed on."""
@@ -110,6 +111,7 @@ MEASURES = {
             "KL(clean || gated) of the next token, mean over the target's positions",
             lambda answers: _present(answers.kl),
             needs_kl=True,
+            is_distance=True,
         ),
     )
 }

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from headlab.engine import Measured, ReferenceLike, measure
+from headlab.errors import HeadlabError
 from headlab.examples import Example
 from headlab.gates import AXES, ZERO, Gates
 from headlab.measures import Measure
@@ -54,6 +55,10 @@ def _effect(table: Measured) -> Tensor:
 
 
 def _wider(model: Model) -> Model:
+    if model.dtype == torch.float64:
+        raise HeadlabError("no dtype is wider than float64, so its noise floor is not measured")
     wide: dtype = torch.float64 if model.dtype == torch.float32 else torch.float32
     network = copy.deepcopy(model.hf).to(wide)
-    return Model(network, model.tokenizer, name=model.name, bos=model.bos_policy)
+    made = Model(network, model.tokenizer, name=model.name, bos=model.bos_policy)
+    made.cuts_logits = model.cuts_logits  # proved on the same code
+    return made

@@ -264,12 +264,15 @@ def _places(model: Model, tokens: Tokens) -> Proof:
     model.restart = None
     rows, positions = _every_place(tokens)
     full = model(tokens)[rows, positions]
-    model.cuts_logits = True
+    model.cuts_logits = proved = False
     try:
+        model.cuts_logits = True
         proof = _compared(model, "places", claim, full, model.logits_at(tokens, rows, positions))
+        proved = proof.passed
     except Exception as error:  # the model's own code runs here in a way it was not written for
         proof = Proof("places", claim, float("inf"), 0.0, note=str(error))
-    model.cuts_logits = proof.passed
+    finally:
+        model.cuts_logits = proved
     return dataclasses.replace(proof, required=False)
 
 
@@ -295,17 +298,18 @@ def _ending(model: Model, tokens: Tokens) -> Proof:
     if model.restart is None or not model.cuts_logits:
         note = "it needs the two proofs above"
         return Proof("ending", claim, float("inf"), 0.0, note=note, required=False)
-    late = model.restart
+    late = proved = model.restart
     try:
         with model.gated(gates):
             full = model(tokens)[rows, positions]
             model.restart = dataclasses.replace(late, ends_early=True)
             early = model.logits_at(tokens, rows, positions)
         proof = _compared(model, "ending", claim, full, early)
+        proved = model.restart if proof.passed else late
     except Exception as error:  # as above
         proof = Proof("ending", claim, float("inf"), 0.0, note=str(error))
-    if not proof.passed:
-        model.restart = late
+    finally:
+        model.restart = proved
     return dataclasses.replace(proof, required=False)
 
 
@@ -315,7 +319,8 @@ def _norms(model: Model, tokens: Tokens) -> Proof:
     excess = {norm.name: norm.excess() for norm in found}
     model.norms = [norm for norm in found if excess[norm.name] <= 0]
     worst = max(excess, key=excess.__getitem__, default="")
-    note = f"{worst}" if found and excess[worst] > 0 else f"{len(model.norms)} norms"
+    note = f"{len(model.norms)} of {len(found)} norms"
+    note += f", not {worst}" if found and excess[worst] > 0 else ""
     return Proof("norms", claim, max(0.0, *excess.values(), 0.0), 0.0, note=note, required=False)
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import torch
-
+from headlab import __version__
 from headlab.engine import Progress, ReferenceLike, measure
 from headlab.errors import HeadlabError
 from headlab.examples import Example, name_examples
@@ -39,16 +38,24 @@ def ablate_each(
     gates = Gates.each_head(model, scale)
     named = name_examples(examples)
     table = measure(model, named, gates, chosen, reference, progress=progress)
-    values = -table.change.view(model.n_layers, model.n_heads, -1)
+    values = table.change if chosen.is_distance else -table.change
     return HeadScores(
         model=model.name,
         method="ablate",
         measure=chosen.name,
         reference=reference.kind if isinstance(reference, Reference) else reference,
         examples=[example.id for example in named],
-        values=values,
+        values=values.view(model.n_layers, model.n_heads, -1),
         clean=table.clean,
         noise_floor=_noise(model, named, gates, chosen, reference),
+        scale=scale,
+        is_distance=chosen.is_distance,
+        settings={
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "bos": model.bos,
+            "budget": table.budget,
+            "headlab": __version__,
+        },
     )
 
 
@@ -66,5 +73,5 @@ def _noise(
 ) -> float | None:
     try:
         return noise_floor(model, examples, gates, measure_by, reference)
-    except (torch.OutOfMemoryError, NotImplementedError):
+    except (HeadlabError, RuntimeError, ValueError):
         return None  # no room for a wider copy, or none can be made of quantised weights

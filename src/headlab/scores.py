@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -18,7 +18,8 @@ class HeadScores:
     """How much of a measure each head carries, on each example.
 
     Where heads are taken away, a score is the measure with all heads minus the measure without
-    the head: a head that helps has a positive score.
+    the head: a head that helps has a positive score. Of a distance (kl), of which less is better,
+    it is the other way round.
     """
 
     model: str
@@ -29,6 +30,9 @@ class HeadScores:
     values: Tensor  # [layer, head, example]
     clean: Tensor  # [example], the measure with all heads
     noise_floor: float | None = None  # a smaller mean says nothing; None where not measured
+    scale: float = 0.0  # the gate of the head that is taken away
+    is_distance: bool = False  # the measure is one: scores cannot be negative
+    settings: dict[str, Any] = field(default_factory=dict)  # what else it takes to do it again
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -51,8 +55,21 @@ class HeadScores:
 
     @property
     def beyond_chance(self) -> Tensor:
-        """[layer, head], True where the interval leaves out 0 and the score is above the noise."""
+        """[layer, head], True where the interval leaves out 0 and the score is above the noise.
+        A distance is above 0 anyway: there only the noise counts."""
+        if self.is_distance:
+            return ~self.in_noise
         return leaves_out_zero(self.values) & ~self.in_noise
+
+    @property
+    def change(self) -> Tensor:
+        """[layer, head], how the measure changes without the head."""
+        return self.score if self.is_distance else -self.score
+
+    @property
+    def change_interval(self) -> tuple[Tensor, Tensor]:
+        low, high = self.interval
+        return (low, high) if self.is_distance else (-high, -low)
 
     @cached_property
     def n_by_chance(self) -> float:
@@ -65,37 +82,30 @@ class HeadScores:
         ranks = score.flatten().argsort(descending=True, stable=True).tolist()
         return [Head(*divmod(number, self.shape[1])) for number in ranks]
 
-    def rows(self) -> list[dict[str, Any]]:
-        """One row a head, for a CSV or a table."""
-        low, high = self.interval
-        noise, beyond = self.in_noise, self.beyond_chance
-        heads = [
-            Head(layer, head) for layer in range(self.shape[0]) for head in range(self.shape[1])
-        ]
-        return [
-            {
-                "head": str(head),
-                "layer": head.layer,
-                "number": head.head,
-                "score": float(self.score[head]),
-                "low": float(low[head]),
-                "high": float(high[head]),
-                "in_noise": bool(noise[head]),
-                "beyond_chance": bool(beyond[head]),
-            }
-            for head in heads
-        ]
+    @property
+    def heads(self) -> list[Head]:
+        """All of them, layer by layer."""
+        layers, heads = self.shape
+        return [Head(layer, head) for layer in range(layers) for head in range(heads)]
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON. Per-example values are not in it."""
+        low, high = self.interval
         heads = {
-            row["head"]: {key: row[key] for key in ("score", "low", "high")} for row in self.rows()
+            str(head): {
+                "score": float(self.score[head]),
+                "low": float(low[head]),
+                "high": float(high[head]),
+            }
+            for head in self.heads
         }
         return {
             "model": self.model,
             "method": self.method,
             "measure": self.measure,
             "reference": self.reference,
+            "scale": self.scale,
+            "settings": self.settings,
             "examples": self.examples,
             "clean": float(torch.mean(self.clean.double())),
             "noise_floor": self.noise_floor,

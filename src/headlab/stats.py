@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
+from scipy.stats import norm as normal
+from scipy.stats import t as student_t
 from torch import Tensor
 
 N_RESAMPLES = 2000
@@ -32,7 +36,7 @@ def expected_by_chance(values: Tensor, flips: int = 32, seed: int = 0) -> float:
     """How many of the rows [..., example] would leave out 0 if none had a mean other than 0.
 
     Counted with the sign of every example drawn by lot: no assumption about the shape of the
-    values, and right for a few examples, whose intervals are too narrow.
+    values, nor that rows are independent.
     """
     count = values.shape[-1]
     if 2**count <= flips:
@@ -47,9 +51,11 @@ def expected_by_chance(values: Tensor, flips: int = 32, seed: int = 0) -> float:
 def mean_interval(
     values: Tensor, level: float = 0.95, seed: int = 0, n: int = N_RESAMPLES
 ) -> tuple[Tensor, Tensor]:
-    """Percentile interval of the mean over examples: [..., example] -> low and high, [...].
+    """Bootstrap interval of the mean over examples: [..., example] -> low and high, [...].
 
-    With one example there is nothing to resample: NaN.
+    Percentiles of resampled means, widened about the mean as Student's t is against the normal:
+    plain percentiles of 3 examples miss the mean a quarter of the time, of 16 still in 7 %. With
+    one example there is nothing to resample: NaN.
 
     >>> low, high = mean_interval(torch.tensor([[1.0, 2.0, 3.0, 4.0]]))
     >>> bool(low < 2.5 < high)
@@ -61,4 +67,24 @@ def mean_interval(
     means = bootstrap_means(values, n, seed)
     tail = (1 - level) / 2
     low, high = torch.quantile(means, torch.tensor([tail, 1 - tail], dtype=means.dtype), dim=0)
-    return low, high
+    count = values.shape[-1]
+    mean = values.double().mean(-1)
+    widen = (
+        math.sqrt(count / (count - 1)) * student_t.ppf(1 - tail, count - 1) / normal.ppf(1 - tail)
+    )
+    return mean + widen * (low - mean), mean + widen * (high - mean)
+
+
+def share_interval(hits: int, count: int, level: float = 0.95) -> tuple[float, float]:
+    """Wilson's interval of a share: unlike the bootstrap's, of some width for 0 and for all.
+
+    >>> low, high = share_interval(16, 16)
+    >>> round(low, 2), high
+    (0.81, 1.0)
+    """
+    z = float(normal.ppf((1 + level) / 2))
+    share = hits / count
+    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
+    spread = z / (1 + z * z / count)
+    spread *= math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return max(0.0, middle - spread), min(1.0, middle + spread)

@@ -86,6 +86,8 @@ def ablate(
     # What the user typed is read before a model is loaded.
     if every == (heads is not None):
         raise HeadlabError("give the heads to switch off (--heads L5H1,L7H2), or --all")
+    if every and scale == 1:
+        raise HeadlabError("a gate of 1 changes nothing; give another --scale")
     if every and keep:
         raise HeadlabError("--keep goes with --heads, not with --all")
     if prompt == "":
@@ -195,7 +197,7 @@ def _ablate_each(
         scores = ablate_each(model, examples, chosen, stand_in, scale=scale, progress=advance)
     from headlab.figures import save_head_map
 
-    path = save_head_map(scores, folder, scale)
+    path = save_head_map(scores, folder)
     if as_json:
         print_json({**scores.as_dict(), "head_map": str(path)})
         return

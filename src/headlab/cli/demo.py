@@ -38,7 +38,7 @@ def demo(
         print_ablation(found.famous)
         held_out = found.logit_diff
         out.print(
-            f"\non {len(held_out.clean)} other prompts the logit difference falls from "
+            f"\non {len(held_out.clean)} other prompts the logit difference goes from "
             f"{held_out.mean('clean')[0]:.2f} to {held_out.mean('chosen')[0]:.2f}; with as many "
             f"random other heads off, to {sum(held_out.draws) / len(held_out.draws):.2f} "
             f"(mean of {len(held_out.draws)} draws, from {min(held_out.draws):.2f} "

@@ -58,7 +58,7 @@ def print_check(result: Check) -> None:
 
 def print_ablation(result: Ablation) -> None:
     what = "kept, all others" if result.keep else ""
-    done = f"gate {result.scale:g}" if result.scale else "off"
+    done = gate_words(result.scale)
     prompt, target = printable(result.prompt), printable(result.target)
     out.print(f"[bold]{escape(prompt)}[/][bold cyan]{escape(target)}[/]", highlight=False)
     heads = ", ".join(result.heads)
@@ -86,32 +86,38 @@ def print_ablation(result: Ablation) -> None:
 
 def print_scores(scores: HeadScores, top: int) -> None:
     """The heads whose removal changes the measure most, and how many changes are to be believed."""
-    low, high = scores.interval
+    change, (low, high) = scores.change, scores.change_interval
     beyond, noise = scores.beyond_chance, scores.in_noise
     table = new_table("head", "change", "95 % interval", "")
     for head in scores.order(by_size=True)[:top]:
-        # A change is the measure without the head minus the one with it: minus the score.
-        interval = f"{-high[head]:+.4f} to {-low[head]:+.4f}" if len(scores.examples) > 1 else "-"
+        interval = f"{low[head]:+.4f} to {high[head]:+.4f}" if len(scores.examples) > 1 else "-"
         mark = "in the noise" if noise[head] else "" if beyond[head] else "may be chance"
         mark = mark if len(scores.examples) > 1 or noise[head] else ""
-        table.add_row(str(head), f"{-scores.score[head]:+.4f}", interval, mark)
+        table.add_row(str(head), f"{change[head]:+.4f}", interval, mark)
     total = scores.shape[0] * scores.shape[1]
     count = len(scores.examples)
     examples = f"{count} examples" if count > 1 else "one example"
     out.print(
         f"{scores.measure} on {examples}, {scores.clean.mean():.4f} with all heads; "
-        f"each of {total} heads off in turn, reference {scores.reference}",
+        f"each of {total} heads {gate_words(scores.scale)} in turn, reference {scores.reference}",
         highlight=False,
     )
     out.print(table)
-    floor = "not measured" if scores.noise_floor is None else f"{scores.noise_floor:.1g}"
-    said = f"noise floor {floor}: {total - int(noise.sum())} heads change it by more"
-    if count > 1:
+    if scores.noise_floor is None:
+        said = "noise floor not measured"
+    else:
+        above = total - int(noise.sum())
+        said = f"noise floor {scores.noise_floor:.1g}: {above} heads change it by more"
+    if count > 1 and not scores.is_distance:
         said += (
-            f"; for {int(beyond.sum())} of them the interval leaves out 0 "
+            f"; for {int(beyond.sum())} heads the interval leaves out 0 "
             f"(about {scores.n_by_chance:.0f} would by chance if no head did anything)"
         )
     out.print(said, highlight=False)
+
+
+def gate_words(scale: float) -> str:
+    return f"at gate {scale:g}" if scale else "off"
 
 
 def as_probability(value: float) -> str:

@@ -82,8 +82,8 @@ def _example(line: bytes, number: int) -> Example:
         else None,
         wrong=_texts(record, "wrong"),
         also_right=_texts(record, "also_right"),
-        id=str(record["id"]) if _given(record, "id") else str(number),
-        category=str(record["category"]) if _given(record, "category") else "",
+        id=_label(record, "id") if _given(record, "id") else str(number),
+        category=_label(record, "category") if _given(record, "category") else "",
     )
 
 
@@ -100,8 +100,17 @@ def _text(record: dict[str, Any], field: str) -> str:
     return value
 
 
+def _label(record: dict[str, Any], field: str) -> str:
+    value = record[field]
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        raise ValueError(f"has neither a text nor a number in {field!r}")
+    return str(value)
+
+
 def _texts(record: dict[str, Any], field: str) -> tuple[str, ...]:
-    value = record.get(field) or []
+    value = record.get(field)
+    if value is None:
+        return ()
     if not isinstance(value, list) or not all(isinstance(each, str) and each for each in value):
         raise ValueError(f"has something else than a list of texts in {field!r}")
     return tuple(value)
