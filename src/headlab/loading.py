@@ -22,8 +22,9 @@ from transformers.models.auto.modeling_auto import (
 from headlab.aliases import ALIASES, cached_models
 from headlab.embedded import INSTALL, cache_folder, converted, embedded_gguf
 from headlab.errors import HeadlabError
-from headlab.model import BosPolicy, Model
+from headlab.model import Model
 from headlab.proofs import check as run_check
+from headlab.texts import BosPolicy, Texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -76,13 +77,7 @@ def load(
             raise HeadlabError("give device or device_map, not both")
         target = _usable_device(device) if device else _best_device()
         source = resolve(os.fspath(model))
-        options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-        if source.is_hub:
-            # What lies in the hub cache is used as it is: the same numbers tomorrow, offline too.
-            options["local_files_only"] = revision is None and source.location in cached_models()
-            options["revision"] = revision
-        elif revision is not None:
-            raise HeadlabError(f"a revision is of a model on the hub, and {source.label} is not")
+        options = _hub_options(source, revision, trust_remote_code)
         config, text = _read_config(source, options)
         hf, notes = _read_weights(
             source,
@@ -99,6 +94,32 @@ def load(
     if check:
         run_check(loaded).require()
     return loaded
+
+
+def load_texts(
+    model: str,
+    *,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    bos: BosPolicy = "auto",
+) -> Texts:
+    """A model's tokenizer alone: enough to make tasks, and quick."""
+    source = resolve(model)
+    _, tokenizer = _read_config(source, _hub_options(source, revision, trust_remote_code))
+    if tokenizer is None:
+        raise HeadlabError(f"{source.label} has no tokenizer")
+    return Texts(tokenizer, source.label, bos)
+
+
+def _hub_options(source: Source, revision: str | None, trust_remote_code: bool) -> dict[str, Any]:
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    if source.is_hub:
+        # What lies in the hub cache is used as it is: the same numbers tomorrow, offline too.
+        options["local_files_only"] = revision is None and source.location in cached_models()
+        options["revision"] = revision
+    elif revision is not None:
+        raise HeadlabError(f"a revision is of a model on the hub, and {source.label} is not")
+    return options
 
 
 # --- where a model comes from ---

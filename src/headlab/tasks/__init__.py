@@ -1,1 +1,119 @@
-"""Tasks: where examples come from."""
+"""Tasks: where examples come from. Generated for a tokenizer, or read from a user's file."""
+
+from __future__ import annotations
+
+import difflib
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from headlab.errors import HeadlabError
+from headlab.examples import Example
+from headlab.tasks import docstring, greater_than, ioi
+from headlab.tasks.jsonl import read_examples
+
+if TYPE_CHECKING:
+    from headlab.texts import Texts
+
+Split = Literal["rank", "curve", "all"]
+DEFAULT_N = 100
+
+
+@dataclass(frozen=True)
+class Task:
+    """A kind of question, made in any number for a model's own tokenizer."""
+
+    name: str
+    says: str  # what is asked
+    example: str  # one of its prompts, the answer in brackets
+    measure: str
+    generate: Callable[[Texts, int, int], list[Example]]  # texts, n, seed
+
+
+TASKS = {
+    task.name: task
+    for task in (
+        Task(
+            "ioi",
+            "who receives? the name that is not repeated",
+            "When Mary and John got to the store, John handed a drink to[ Mary]",
+            "logit-diff",
+            ioi.generate,
+        ),
+        Task(
+            "ioi-long",
+            "the same after a sentence that has nothing to do with it",
+            "A thin fog lay over the fields, ... Then, Mary and John went to the store, ...[ Mary]",
+            "logit-diff",
+            ioi.generate_long,
+        ),
+        Task(
+            "greater-than",
+            "a span of years ends after it began",
+            "The war lasted from the year 1743 to the year 17[44 to 99]",
+            "prob-diff",
+            greater_than.generate,
+        ),
+        Task(
+            "docstring",
+            "which argument is documented next?",
+            "def f(self, path, size, mode): ... :param path: ... :param size: ... :param[ mode]",
+            "logit-diff",
+            docstring.generate,
+        ),
+    )
+}
+
+
+def find_task(name: str) -> Task | Path:
+    """A task by name, or the path of a JSONL file."""
+    if name in TASKS:
+        return TASKS[name]
+    path = Path(name).expanduser()
+    if path.suffix == ".jsonl" or path.is_file():
+        return path
+    close = difflib.get_close_matches(name, TASKS, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise HeadlabError(f"no task {name!r}{hint} (headlab tasks lists all; a file is named .jsonl)")
+
+
+def make_examples(
+    texts: Texts,
+    task: str,
+    n: int | None = None,
+    seed: int = 0,
+    split: Split | None = None,
+    without: frozenset[str] | set[str] = frozenset(),
+) -> list[Example]:
+    """A task's examples: generated ones in any number, or those of a file.
+
+    A split is a half that the other does not have: of a file a random half, of a generated task
+    every second example. `without` leaves out ids, those a ranking has used.
+    """
+    if split not in (None, "rank", "curve", "all"):
+        raise HeadlabError(f"a split is rank, curve or all, not {split!r}")
+    if n is not None and n < 1:
+        raise HeadlabError(f"at least one example is needed, not {n}")
+    found = find_task(task)
+    if isinstance(found, Path):
+        examples = _half(read_examples(found), split, seed)
+        examples = [example for example in examples if example.id not in without]
+        return examples if n is None else examples[:n]
+    n = n or DEFAULT_N
+    apart = split in ("rank", "curve")
+    made = found.generate(texts, 2 * n if apart else n + len(without), seed)
+    if apart:
+        made = made[0::2] if split == "rank" else made[1::2]
+    return [example for example in made if example.id not in without][:n]
+
+
+def _half(examples: list[Example], split: Split | None, seed: int) -> list[Example]:
+    if split in (None, "all"):
+        return examples
+    order = list(range(len(examples)))
+    random.Random(seed).shuffle(order)
+    middle = (len(order) + 1) // 2
+    mine = order[:middle] if split == "rank" else order[middle:]
+    return [examples[number] for number in sorted(mine)]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from headlab.errors import HeadlabError
 from headlab.examples import Example
-from headlab.tasks.words import NAMES, single_tokens
+from headlab.tasks.words import NAMES, collect, single_tokens
 
 if TYPE_CHECKING:
-    from headlab.model import Model
+    from headlab.texts import Texts
 
 # X and Y are the two people in either order; S, one of them, hands something to the other.
 TEMPLATES = (
@@ -33,36 +32,58 @@ TEMPLATES = (
 )
 PLACES = ("store", "school", "park", "garden", "office", "station", "house", "hospital")
 OBJECTS = ("drink", "book", "ring", "ball", "letter", "key", "basket", "kiss")
+# Said before the sentence above in the long form; nothing in them bears on the answer.
+OPENINGS = (
+    "The winter had been long and the roads were still covered with snow that nobody had cleared.",
+    "For three days the whole town had talked about nothing else than the music at the fair.",
+    "Nothing much had happened since the old bridge was closed and the trains began to run late.",
+    "It took the neighbours most of the afternoon to carry the chairs and tables back inside.",
+    "The newspaper said that the summer would be dry, and for once the newspaper was right.",
+    "After many years abroad it felt strange to hear the same bells ring at the same hour again.",
+    "The film was over sooner than expected, and most people stayed to talk about the ending.",
+    "On the radio they were still discussing the election, though the votes were counted long ago.",
+    "The cook had tried a new recipe that week, and the smell of it filled the entire street.",
+    "Since the library had moved to a larger building, there was always somebody looking for it.",
+    "A thin fog lay over the fields, and the first buses of the day came slowly up the hill.",
+    "Every autumn the market is held on the square, with apples, cheese and a great many hats.",
+)
 
 
-def generate(model: Model, n: int, seed: int = 0) -> list[Example]:
+def generate(texts: Texts, n: int, seed: int = 0) -> list[Example]:
     """`n` different prompts in varied templates, the same for the same seed and tokenizer.
 
     The counterfactual has three other names in the three places, so that nothing tells who
     receives; it has the prompt's length in tokens, every name being one token.
     """
-    names = single_tokens(model, NAMES, at_least=12, what="the names of ioi")
+    return _generate(texts, n, seed, "ioi", [""])
+
+
+def generate_long(texts: Texts, n: int, seed: int = 0) -> list[Example]:
+    """The same after a sentence that has nothing to do with it."""
+    return _generate(texts, n, seed, "ioi-long", [f"{opening} " for opening in OPENINGS])
+
+
+def _generate(texts: Texts, n: int, seed: int, task: str, openings: Sequence[str]) -> list[Example]:
+    names = single_tokens(texts, NAMES, at_least=12, what=f"the names of {task}")
     draw = random.Random(seed)
     shapes = _shapes(draw)
-    examples: dict[str, Example] = {}
-    for _ in range(50 * n + 1000):
+
+    def example(number: int) -> Example:
         template, receiver_first = next(shapes)
         receiver, giver, *others = draw.sample(names, 5)
         frame = template.replace("PLACE", draw.choice(PLACES))
-        frame = frame.replace("OBJECT", draw.choice(OBJECTS))
+        frame = draw.choice(openings) + frame.replace("OBJECT", draw.choice(OBJECTS))
         pair = (receiver, giver) if receiver_first else (giver, receiver)
-        example = Example(
+        return Example(
             _fill(frame, *pair, giver),
             f" {receiver}",
             counterfactual=_fill(frame, *others),
             wrong=(f" {giver}",),
-            id=f"ioi-{seed}-{len(examples)}",
+            id=f"{task}-{seed}-{number}",
             category="ABBA" if receiver_first else "BABA",
         )
-        examples.setdefault(example.prompt, example)
-        if len(examples) == n:
-            return list(examples.values())
-    raise HeadlabError(f"ioi has no {n} different prompts for {model.name}")
+
+    return collect(example, n, task)
 
 
 def _shapes(draw: random.Random) -> Iterator[tuple[str, bool]]:

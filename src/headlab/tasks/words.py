@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from headlab.errors import HeadlabError
 
 if TYPE_CHECKING:
-    from headlab.model import Model
+    from headlab.examples import Example
+    from headlab.texts import Texts
 
 # First names of one syllable or a few, common enough to be one token in most vocabularies.
 _NAMES = (
@@ -25,19 +26,32 @@ _NAMES = (
 NAMES = _NAMES.split()
 
 
-def single_tokens(model: Model, words: Sequence[str], at_least: int, what: str) -> list[str]:
+def single_tokens(texts: Texts, words: Sequence[str], at_least: int, what: str) -> list[str]:
     """Those words that are one token after a space, or an error where too few are."""
-    kept = [word for word in words if _is_one_token(model, word)]
+    kept = [word for word in words if _is_one_token(texts, word)]
     if len(kept) < at_least:
         raise HeadlabError(
             f"{what} must be single tokens, and only {len(kept)} of {len(words)} are one token "
-            f"for {model.name}; at least {at_least} are needed"
+            f"for {texts.name}; at least {at_least} are needed"
         )
     return kept
 
 
-def _is_one_token(model: Model, word: str) -> bool:
+def _is_one_token(texts: Texts, word: str) -> bool:
     """Whether " word" adds one token to a text before it, and that token is the whole word."""
-    before = model.ids("and").tolist()
-    after = model.ids(f"and {word}").tolist()
-    return after[:-1] == before and model.token_texts(after[-1:])[0].strip() == word
+    before = texts.ids("and").tolist()
+    after = texts.ids(f"and {word}").tolist()
+    return after[:-1] == before and texts.token_texts(after[-1:])[0].strip() == word
+
+
+def collect(example: Callable[[int], Example], n: int, task: str) -> list[Example]:
+    """`n` examples with different prompts; `example` is given the number it will have."""
+    if n < 1:
+        raise HeadlabError(f"at least one example is needed, not {n}")
+    found: dict[str, Example] = {}
+    for _ in range(50 * n + 1000):
+        made = example(len(found))
+        found.setdefault(made.prompt, made)
+        if len(found) == n:
+            return list(found.values())
+    raise HeadlabError(f"{task} has only about {len(found)} different prompts, {n} were asked for")

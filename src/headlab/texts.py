@@ -1,0 +1,140 @@
+"""Prompts and token ids: what a tokenizer alone can tell about a text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from headlab.errors import HeadlabError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Prompt = str | Tensor  # text, or token ids of shape [position]
+BosPolicy = Literal["auto", "yes", "no"]
+
+
+class Texts:
+    """A tokenizer with a policy about BOS. A `Model` is one, too; tasks need no more."""
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase | None, name: str, bos: BosPolicy = "auto"
+    ):
+        self.tokenizer = tokenizer
+        self.name = name
+        self.bos_policy = bos
+        self.prefix = _resolve_prefix(bos, tokenizer, name)
+
+    @property
+    def bos(self) -> bool:
+        """Whether prompts start with BOS."""
+        return self.tokenizer is not None and self.tokenizer.bos_token_id in self.prefix
+
+    @property
+    def vocabulary(self) -> int:
+        return 0 if self.tokenizer is None else len(self.tokenizer)
+
+    @property
+    def max_length(self) -> int | None:
+        """The longest input in tokens, None where nothing sets one."""
+        limit = None if self.tokenizer is None else self.tokenizer.model_max_length
+        return limit if limit and limit < 10**9 else None
+
+    def ids(self, prompt: Prompt) -> Tensor:
+        """A prompt's token ids [position], BOS first if the policy says so, nothing else added.
+
+        On the CPU; a batch of them (`tokens`) is on the model's device.
+        """
+        if isinstance(prompt, Tensor):
+            ids = prompt.cpu()
+            if ids.ndim != 1 or ids.is_floating_point():
+                raise HeadlabError(
+                    f"token ids of one prompt have shape [position], {list(prompt.shape)} was given"
+                )
+        else:
+            if not prompt:
+                raise HeadlabError("the prompt is empty; give at least one word")
+            if self.tokenizer is None:
+                raise HeadlabError(f"{self.name} has no tokenizer; give token ids, not text")
+            if any("\ud800" <= letter <= "\udfff" for letter in prompt):
+                raise HeadlabError(f"the prompt {prompt!r} is not valid UTF-8 text")
+            numbers = list(self.tokenizer(prompt, add_special_tokens=False)["input_ids"])
+            if numbers[: len(self.prefix)] != self.prefix:  # the text may bring its own
+                numbers = [*self.prefix, *numbers]
+            ids = torch.tensor(numbers, dtype=torch.long)
+        if not len(ids):
+            raise HeadlabError(f"the prompt {prompt!r} has no tokens")
+        if int(ids.min()) < 0 or int(ids.max()) >= self.vocabulary:
+            raise HeadlabError(
+                f"token ids of {self.name} run from 0 to {self.vocabulary - 1}, "
+                f"{int(ids.min())} to {int(ids.max())} were given"
+            )
+        if self.max_length and len(ids) > self.max_length:
+            raise HeadlabError(
+                f"the prompt has {len(ids)} tokens, {self.name} takes at most {self.max_length}"
+            )
+        return ids
+
+    def join(self, prompt: Prompt, target: str) -> tuple[Tensor, int]:
+        """The ids of prompt + target and how many are the prompt's.
+
+        Refused where joining the two texts changes the prompt's own last tokens: then no token
+        boundary lies between them and the target's log-prob would be of something else.
+        """
+        if not target:
+            raise HeadlabError("the target is empty; give the text whose log-prob you want")
+        if isinstance(prompt, Tensor):
+            raise HeadlabError("a target in text needs a prompt in text")
+        ids, joined = self.ids(prompt), self.ids(prompt + target)
+        n = len(ids)
+        if not torch.equal(joined[:n], ids):
+            first = int((joined[:n] != ids[: len(joined)]).nonzero()[0]) if len(joined) >= n else 0
+            cure = "move the space to the front of" if prompt[-1].isspace() else "start a word with"
+            raise HeadlabError(
+                f"prompt and target merge into other tokens: the prompt ends in "
+                f"{self.token_texts(ids[first:])}, joined they give "
+                f"{self.token_texts(joined[first:])}; {cure} the target"
+            )
+        if len(joined) == n:
+            raise HeadlabError(f"the target {target!r} has no tokens")
+        return joined, n
+
+    def token_texts(self, ids: Tensor | Sequence[int]) -> list[str]:
+        """Each token as text; without a tokenizer, its id."""
+        numbers = [int(number) for number in ids]
+        if self.tokenizer is None:
+            return [str(number) for number in numbers]
+        # After another token: alone, some decoders drop the space a token begins with.
+        anchor = list(self.tokenizer("a", add_special_tokens=False)["input_ids"])[-1:]
+        before = self._decode(anchor)
+        texts = [self._decode([*anchor, number]) for number in numbers]
+        return [
+            text.removeprefix(before) if text.startswith(before) else self._decode([number])
+            for text, number in zip(texts, numbers, strict=True)
+        ]
+
+    def _decode(self, ids: list[int]) -> str:
+        assert self.tokenizer is not None
+        return self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+
+
+def _resolve_prefix(
+    policy: BosPolicy, tokenizer: PreTrainedTokenizerBase | None, model_name: str
+) -> list[int]:
+    """What a prompt starts with. auto: whatever the tokenizer by itself puts before a text."""
+    if policy not in ("auto", "yes", "no"):
+        raise HeadlabError(f"bos is auto, yes or no, not {policy!r}")
+    bos_id = None if tokenizer is None else tokenizer.bos_token_id
+    if policy == "yes":
+        if bos_id is None:
+            raise HeadlabError(f"{model_name} has no BOS token; use bos auto or no")
+        return [bos_id]
+    if policy == "no" or tokenizer is None:
+        return []
+    own = list(tokenizer("a")["input_ids"])
+    bare = list(tokenizer("a", add_special_tokens=False)["input_ids"])
+    starts = [n for n in range(len(own)) if own[n : n + len(bare)] == bare]
+    return own[: starts[0]] if starts and bare else []
