@@ -214,7 +214,7 @@ def test_ablate_all_gives_a_table_and_a_head_map(folder, data, tmp_path):
     sizes = [abs(float(change)) for _, change, *_ in shown]
     assert sizes == sorted(sizes, reverse=True)
     model = headlab.load(folder)
-    expected = headlab.ablate_each(model, read_examples(Path(data)))
+    expected = headlab.rank(model, read_examples(Path(data)), "ablate")
     for head in expected.order():
         score = record["heads"][str(head)]["score"]
         assert score == pytest.approx(float(expected.score[head]), abs=1e-6)

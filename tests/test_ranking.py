@@ -7,7 +7,7 @@ import torch
 from tiny import tiny, tiny_tokenizer
 
 from headlab import Example, Gates, Head, HeadlabError, Model, check
-from headlab.ranking import ablate_each
+from headlab.ranking import rank
 
 EXAMPLES = [
     Example("the cat", " sat", "the apple", wrong=(" on", " the"), id="short"),
@@ -24,7 +24,7 @@ def llama() -> Model:
 
 @pytest.mark.parametrize("scale", [0.0, 0.5])
 def test_each_head_is_scored_by_switching_it_off(llama, scale):
-    scores = ablate_each(llama, EXAMPLES, "log-prob", scale=scale)
+    scores = rank(llama, EXAMPLES, "ablate", "log-prob", scale=scale)
     assert scores.shape == (3, 4)
     assert scores.examples == ["short", "2"]
     for head in (Head(0, 0), Head(1, 3), Head(2, 1)):
@@ -39,12 +39,12 @@ def test_each_head_is_scored_by_switching_it_off(llama, scale):
 
 
 def test_the_default_measure_follows_the_examples(llama):
-    assert ablate_each(llama, EXAMPLES).measure == "logit-diff"
-    assert ablate_each(llama, [Example("the cat", " sat"), EXAMPLES[0]]).measure == "log-prob"
+    assert rank(llama, EXAMPLES, "ablate").measure == "logit-diff"
+    assert rank(llama, [Example("the cat", " sat"), EXAMPLES[0]], "ablate").measure == "log-prob"
 
 
 def test_the_noise_floor_is_small_beside_the_scores(llama):
-    scores = ablate_each(llama, EXAMPLES, "log-prob")
+    scores = rank(llama, EXAMPLES, "ablate", "log-prob")
     assert 0 < scores.noise_floor < 1e-5 < scores.score.abs().max()
 
 
@@ -58,18 +58,18 @@ def test_without_a_wider_copy_there_are_scores_but_no_noise_floor(llama, monkeyp
         return honest(model, *places)
 
     monkeypatch.setattr(Model, "logits_at", full)
-    scores = ablate_each(llama, EXAMPLES)
+    scores = rank(llama, EXAMPLES, "ablate")
     assert scores.noise_floor is None
     assert not scores.in_noise.any()
 
 
 def test_a_distance_scores_the_heads_that_matter_highest(llama):
     """KL is 0 with all heads and more without: more is worse."""
-    scores = ablate_each(llama, EXAMPLES, "kl")
+    scores = rank(llama, EXAMPLES, "ablate", "kl")
     assert (scores.score > 0).all()
     assert torch.equal(scores.change, scores.score)
     assert torch.equal(scores.beyond_chance, ~scores.in_noise)
-    other = ablate_each(llama, EXAMPLES, "log-prob")
+    other = rank(llama, EXAMPLES, "ablate", "log-prob")
     assert torch.equal(other.change, -other.score)
     low, high = other.change_interval
     assert ((low <= other.change) & (other.change <= high)).all()
@@ -77,10 +77,10 @@ def test_a_distance_scores_the_heads_that_matter_highest(llama):
 
 def test_a_gate_of_one_is_refused(llama):
     with pytest.raises(HeadlabError, match="changes nothing"):
-        ablate_each(llama, EXAMPLES, scale=1.0)
+        rank(llama, EXAMPLES, "ablate", scale=1.0)
 
 
 def test_progress_counts_every_pair_once(llama):
     done = []
-    ablate_each(llama, EXAMPLES, progress=done.append)
+    rank(llama, EXAMPLES, "ablate", progress=done.append)
     assert sum(done) == 12 * 2

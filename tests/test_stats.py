@@ -70,7 +70,7 @@ def test_one_example_has_no_interval():
 
 def scores(values: torch.Tensor, noise: float | None = None) -> HeadScores:
     names = [str(n) for n in range(values.shape[-1])]
-    return HeadScores("m", "ablate", "log-prob", "zero", names, values, torch.zeros(1), noise)
+    return HeadScores("m", "", "ablate", "log-prob", "zero", names, values, torch.zeros(1), noise)
 
 
 def test_scores_are_ordered_and_marked():

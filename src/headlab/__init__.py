@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from headlab.model import Model
     from headlab.noise import noise_floor
     from headlab.proofs import Check, check
-    from headlab.ranking import ablate_each
+    from headlab.ranking import rank
     from headlab.scores import HeadScores
     from headlab.tasks.jsonl import read_examples
 
@@ -38,7 +38,6 @@ _HOMES = {
     "Model": "model",
     "Reference": "gates",
     "ablate": "ablation",
-    "ablate_each": "ranking",
     "check": "proofs",
     "counterfactual_reference": "gates",
     "gate_gradients": "gradients",
@@ -47,6 +46,7 @@ _HOMES = {
     "measure": "engine",
     "noise_floor": "noise",
     "parse_heads": "heads",
+    "rank": "ranking",
     "read_examples": "tasks.jsonl",
 }
 __all__ = [
@@ -63,7 +63,6 @@ __all__ = [
     "Reference",
     "__version__",
     "ablate",
-    "ablate_each",
     "check",
     "counterfactual_reference",
     "gate_gradients",
@@ -72,6 +71,7 @@ __all__ = [
     "measure",
     "noise_floor",
     "parse_heads",
+    "rank",
     "read_examples",
 ]
 

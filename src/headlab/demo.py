@@ -22,7 +22,7 @@ from headlab.gates import Gates
 from headlab.heads import Head
 from headlab.model import Model
 from headlab.proofs import Check
-from headlab.ranking import ablate_each
+from headlab.ranking import rank
 from headlab.scores import HeadScores
 from headlab.stats import mean_interval, share_interval
 from headlab.tasks import ioi
@@ -89,7 +89,7 @@ def total_work(model: Model) -> int:
 def investigate(model: Model, advance: Callable[[int], None]) -> Findings:
     """Find the heads on some prompts; switch them off on others, beside random ones."""
     examples = ioi.generate(model, 2 * N_PROMPTS, SEED)
-    scores = ablate_each(model, examples[:N_PROMPTS], "logit-diff", progress=advance)
+    scores = rank(model, examples[:N_PROMPTS], "ablate", "logit-diff", task="ioi", progress=advance)
     order = scores.order()
     chosen, rest = order[:N_HEADS], order[N_HEADS:]
     random = torch.Generator().manual_seed(SEED)

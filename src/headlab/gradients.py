@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headlab.batches import Batch, chunks, encode_all
-from headlab.engine import ReferenceLike, find_budget, fixed_reference, require_lengths
+from headlab.engine import Progress, ReferenceLike, find_budget, fixed_reference, require_lengths
 from headlab.errors import HeadlabError
 from headlab.examples import Example
 from headlab.gates import AXES, ZERO, Gates
@@ -40,6 +40,7 @@ def gate_gradients(
     reference: ReferenceLike = ZERO,
     *,
     budget: int | None = None,
+    progress: Progress | None = None,
 ) -> Gradients:
     """∂measure/∂gate of every layer and head. Gates are in float32 whatever the weights are, and
     no gradient of a weight is computed.
@@ -80,6 +81,8 @@ def gate_gradients(
                     (slope,) = torch.autograd.grad(found.sum(), at)
                 values[mask, indices] = found.detach().cpu()
                 gradient[mask, indices] = slope.cpu()
+                if progress is not None:
+                    progress(len(indices))
     finally:
         for weight in learning:
             weight.requires_grad_(True)

@@ -13,6 +13,7 @@ from headlab.engine import Measured, ReferenceLike, measure
 from headlab.errors import HeadlabError
 from headlab.examples import Example
 from headlab.gates import AXES, ZERO, Gates
+from headlab.gradients import gate_gradients
 from headlab.measures import Measure
 from headlab.model import Model
 
@@ -39,15 +40,40 @@ def noise_floor(
     gates = gates if isinstance(gates, Gates) else Gates(gates)
     random = torch.Generator().manual_seed(seed)
     masks = torch.randperm(gates.n_masks, generator=random)[:n_masks]
-    chosen = torch.randperm(len(examples), generator=random)[:n_examples]
+    sample, chosen = _sample(examples, n_examples, random)
     values = gates.values[masks]
     if values.shape[1] > 1:
         values = values[:, chosen]
-    sample = [examples[int(number)] for number in chosen]
     work = (sample, Gates(values, " ".join(AXES)), measure_by, reference)
     found = measure(model, *work, restart=model.restartable)
     exact = measure(_wider(model), *work, restart=False)
     return float((_effect(found) - _effect(exact)).abs().max())
+
+
+def gradient_noise_floor(
+    model: Model,
+    examples: Sequence[Example],
+    gates: Gates | Tensor,
+    measure_by: str | Measure = "log-prob",
+    reference: ReferenceLike = ZERO,
+    *,
+    n_examples: int = 8,
+    seed: int = 0,
+) -> float:
+    """The largest error of a gate's gradient, mean over gates' masks and a sample of examples."""
+    sample, _ = _sample(examples, n_examples, torch.Generator().manual_seed(seed))
+    found, exact = (
+        gate_gradients(each, sample, gates, measure_by, reference).gradient.double().mean((0, 1))
+        for each in (model, _wider(model))
+    )
+    return float((found - exact).abs().max())
+
+
+def _sample(
+    examples: Sequence[Example], n: int, random: torch.Generator
+) -> tuple[list[Example], Tensor]:
+    chosen = torch.randperm(len(examples), generator=random)[:n]
+    return [examples[int(number)] for number in chosen], chosen
 
 
 def _effect(table: Measured) -> Tensor:

@@ -1,62 +1,125 @@
-"""From a model and examples to a score for every head."""
+"""From a model and examples to a score for every head: `rank`, by one of several methods."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
 
 from headlab import __version__
 from headlab.engine import Progress, ReferenceLike, measure
 from headlab.errors import HeadlabError
 from headlab.examples import Example, name_examples
 from headlab.gates import ZERO, Gates, Reference
+from headlab.gradients import gate_gradients
 from headlab.measures import Measure, find_measure
-from headlab.noise import noise_floor
+from headlab.noise import gradient_noise_floor, noise_floor
 from headlab.scores import HeadScores
 
 if TYPE_CHECKING:
     from headlab.model import Model
 
+METHODS = {
+    "ablate": "each head switched off alone; exact",
+    "patch": "each head alone given what it gives on the counterfactual; exact",
+    "attribute": "the measure's gradient with respect to each head's gate; two passes",
+    "random": "a random order: the baseline of all others",
+}
+Direction = Literal["noising", "denoising"]
 
-def ablate_each(
+
+def rank(
     model: Model,
     examples: Sequence[Example],
+    method: str = "patch",
     measure_by: str | Measure | None = None,
-    reference: ReferenceLike = ZERO,
     *,
+    reference: ReferenceLike | None = None,
     scale: float = 0.0,
+    direction: Direction = "noising",
+    steps: int = 1,
+    seed: int = 0,
+    task: str = "",
     progress: Progress | None = None,
 ) -> HeadScores:
-    """Every head switched off in turn, all others as they are; exact.
+    """A score for every head, the more of the measure it carries the higher.
 
-    >>> ablate_each(model, examples).order()[:3]                              # doctest: +SKIP
-    [Head(layer=0, head=6), Head(layer=1, head=3), Head(layer=29, head=1)]
+    `reference` is what stands in for a head: zero for ablate, the counterfactual for patch, and for
+    attribute the counterfactual where every example has one, else zero. `scale` is the gate of the
+    head that is taken away. `direction` denoising puts a head of the clean run into the
+    counterfactual one. `steps` of attribute: 1 is the gradient with all gates at 1 (denoising: at
+    0), more is the mean over gates that move together from 0 to 1.
+
+    >>> rank(model, examples, "patch").order()[:2]                            # doctest: +SKIP
+    [Head(layer=23, head=3), Head(layer=20, head=0)]
     """
-    if scale == 1:
-        raise HeadlabError("a gate of 1 changes nothing; give another scale")
+    require_method(method, direction, steps, scale)
     chosen = find_measure(measure_by or default_measure(examples))
-    gates = Gates.each_head(model, scale)
     named = name_examples(examples)
-    table = measure(model, named, gates, chosen, reference, progress=progress)
-    values = table.change if chosen.is_distance else -table.change
+    reference = _reference(method, reference, named)
+    if reference == "counterfactual" and (bare := [e for e in named if e.counterfactual is None]):
+        raise HeadlabError(f"{bare[0].name} has no counterfactual, which {method} needs")
+    ways: dict[str, Callable[..., dict[str, Any]]] = {
+        "ablate": _take_away,
+        "patch": _take_away,
+        "attribute": _attribute,
+        "random": _random,
+    }
+    found = ways[method](
+        model=model,
+        examples=named,
+        chosen=chosen,
+        reference=reference,
+        scale=scale,
+        direction=direction,
+        steps=steps,
+        seed=seed,
+        progress=progress,
+    )
     return HeadScores(
         model=model.name,
-        method="ablate",
+        task=task,
+        method=method,
         measure=chosen.name,
         reference=reference.kind if isinstance(reference, Reference) else reference,
         examples=[example.id for example in named],
-        values=values.view(model.n_layers, model.n_heads, -1),
-        clean=table.clean,
-        noise_floor=_noise(model, named, gates, chosen, reference),
         scale=scale,
         is_distance=chosen.is_distance,
         settings={
+            **({"direction": direction} if method in ("patch", "attribute") else {}),
+            **({"steps": steps} if method == "attribute" else {}),
+            **({"seed": seed} if method == "random" else {}),
             "dtype": str(model.dtype).removeprefix("torch."),
             "bos": model.bos,
-            "budget": table.budget,
             "headlab": __version__,
         },
+        **found,
     )
+
+
+def require_method(
+    method: str, direction: str = "noising", steps: int = 1, scale: float = 0.0
+) -> None:
+    """Refuse what no ranking knows, before anything is loaded."""
+    if method not in METHODS:
+        close = difflib.get_close_matches(method, METHODS, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise HeadlabError(f"no method {method!r}{hint} (there are {', '.join(METHODS)})")
+    if direction not in ("noising", "denoising"):
+        raise HeadlabError(f"the direction is noising or denoising, not {direction!r}")
+    if direction == "denoising" and method not in ("patch", "attribute"):
+        raise HeadlabError(f"denoising is a way to patch or attribute, not to {method}")
+    if scale == 1:
+        raise HeadlabError("a gate of 1 changes nothing; give another scale")
+    if scale and method not in ("ablate", "patch"):
+        raise HeadlabError(f"a scale is of ablate or patch, not of {method}")
+    if steps < 1:
+        raise HeadlabError(f"attribution takes at least one step, not {steps}")
+    if steps > 1 and method != "attribute":
+        raise HeadlabError(f"steps are of attribute, not of {method}")
 
 
 def default_measure(examples: Sequence[Example]) -> str:
@@ -64,14 +127,90 @@ def default_measure(examples: Sequence[Example]) -> str:
     return "logit-diff" if examples and all(each.wrong for each in examples) else "log-prob"
 
 
-def _noise(
+def _reference(
+    method: str, given: ReferenceLike | None, examples: Sequence[Example]
+) -> ReferenceLike:
+    if method == "patch":
+        if given not in (None, "counterfactual"):
+            raise HeadlabError("patching takes the counterfactual; ablate takes other references")
+        return "counterfactual"
+    if given is not None:
+        return given
+    paired = all(example.counterfactual is not None for example in examples)
+    return "counterfactual" if method == "attribute" and paired else ZERO
+
+
+# --- the methods: each gives values [layer, head, example], clean [example], noise_floor ---
+
+
+def _take_away(
     model: Model,
     examples: Sequence[Example],
-    gates: Gates,
-    measure_by: Measure,
+    chosen: Measure,
     reference: ReferenceLike,
-) -> float | None:
+    scale: float,
+    direction: Direction,
+    progress: Progress | None,
+    **_: Any,
+) -> dict[str, Any]:
+    back = direction == "denoising"  # heads of the clean run into the counterfactual one
+    examples = [swap(example) for example in examples] if back else examples
+    gates = Gates.each_head(model, scale)
+    table = measure(model, examples, gates, chosen, reference, progress=progress)
+    values = table.change if back != chosen.is_distance else -table.change
+    return {
+        "values": values.view(model.n_layers, model.n_heads, -1),
+        "clean": table.clean,
+        "noise_floor": _floor(noise_floor, model, examples, gates, chosen, reference),
+    }
+
+
+def swap(example: Example) -> Example:
+    """The counterfactual as the prompt, the prompt as the counterfactual; the same answers."""
+    assert example.counterfactual is not None
+    return replace(example, prompt=example.counterfactual, counterfactual=example.prompt)
+
+
+def _attribute(
+    model: Model,
+    examples: Sequence[Example],
+    chosen: Measure,
+    reference: ReferenceLike,
+    direction: Direction,
+    steps: int,
+    progress: Progress | None,
+    **_: Any,
+) -> dict[str, Any]:
+    if steps == 1:
+        at = torch.tensor([0.0 if direction == "denoising" else 1.0])
+    else:
+        at = (torch.arange(steps) + 0.5) / steps  # midpoints; all gates move together
+    gates = Gates(at[:, None, None].expand(-1, model.n_layers, model.n_heads).contiguous())
+    found = gate_gradients(model, examples, gates, chosen, reference, progress=progress)
+    gradient = found.gradient.mean(0)  # [example, layer, head]
+    clean = measure(model, examples, Gates.ones(model), chosen, reference).clean
+    return {
+        "values": (-gradient if chosen.is_distance else gradient).permute(1, 2, 0),
+        "clean": clean,
+        "noise_floor": _floor(gradient_noise_floor, model, examples, gates, chosen, reference),
+    }
+
+
+def _random(
+    model: Model, examples: Sequence[Example], chosen: Measure, seed: int, **_: Any
+) -> dict[str, Any]:
+    random = torch.Generator().manual_seed(seed)
+    order = torch.randperm(model.n_layers * model.n_heads, generator=random)
+    values = order.view(model.n_layers, model.n_heads, 1) / len(order)
+    return {
+        "values": values.expand(-1, -1, len(examples)),
+        "clean": measure(model, examples, Gates.ones(model), chosen).clean,
+        "noise_floor": None,
+    }
+
+
+def _floor(how: Callable[..., float], *work: Any) -> float | None:
     try:
-        return noise_floor(model, examples, gates, measure_by, reference)
+        return how(*work)
     except (HeadlabError, RuntimeError, ValueError):
         return None  # no room for a wider copy, or none can be made of quantised weights

@@ -23,6 +23,7 @@ class HeadScores:
     """
 
     model: str
+    task: str
     method: str
     measure: str
     reference: str
@@ -101,6 +102,7 @@ class HeadScores:
         }
         return {
             "model": self.model,
+            "task": self.task,
             "method": self.method,
             "measure": self.measure,
             "reference": self.reference,

@@ -65,14 +65,20 @@ def mean_interval(
         nothing = torch.full(values.shape[:-1], torch.nan, dtype=torch.float64)
         return nothing, nothing.clone()
     means = bootstrap_means(values, n, seed)
+    return resampled_interval(values.double().mean(-1), means, values.shape[-1], level)
+
+
+def resampled_interval(
+    estimate: Tensor, resampled: Tensor, count: int, level: float = 0.95
+) -> tuple[Tensor, Tensor]:
+    """Percentiles of [resample, ...] about the estimate [...], widened as for `count` examples."""
     tail = (1 - level) / 2
-    low, high = torch.quantile(means, torch.tensor([tail, 1 - tail], dtype=means.dtype), dim=0)
-    count = values.shape[-1]
-    mean = values.double().mean(-1)
-    widen = (
-        math.sqrt(count / (count - 1)) * student_t.ppf(1 - tail, count - 1) / normal.ppf(1 - tail)
+    ends = torch.tensor([tail, 1 - tail], dtype=resampled.dtype)
+    low, high = torch.quantile(resampled, ends, dim=0)
+    widen = math.sqrt(count / (count - 1)) * float(
+        student_t.ppf(1 - tail, count - 1) / normal.ppf(1 - tail)
     )
-    return mean + widen * (low - mean), mean + widen * (high - mean)
+    return estimate + widen * (low - estimate), estimate + widen * (high - estimate)
 
 
 def share_interval(hits: int, count: int, level: float = 0.95) -> tuple[float, float]:

@@ -176,7 +176,7 @@ def _ablate_each(
 ) -> None:
     from headlab.files import require_folder
     from headlab.measures import find_measure
-    from headlab.ranking import ablate_each, default_measure
+    from headlab.ranking import default_measure, rank
 
     chosen = find_measure(measure or default_measure(examples))
     for example in examples:
@@ -194,7 +194,15 @@ def _ablate_each(
             stand_in = mean_reference(model, averaged, per_position)
     total = model.n_layers * model.n_heads * len(examples)
     with progress("switching heads off", total, silent) as advance:
-        scores = ablate_each(model, examples, chosen, stand_in, scale=scale, progress=advance)
+        scores = rank(
+            model,
+            examples,
+            "ablate",
+            chosen,
+            reference=stand_in,
+            scale=scale,
+            progress=advance,
+        )
     from headlab.figures import save_head_map
 
     path = save_head_map(scores, folder)
