@@ -17,7 +17,7 @@ import headlab
 from headlab.cli import app
 from headlab.tasks.jsonl import read_examples
 
-COMMANDS = ["models", "check", "ablate", "demo"]
+COMMANDS = ["models", "check", "ablate", "demo", "rank", "curve"]
 
 
 @pytest.fixture(scope="session")
@@ -253,10 +253,10 @@ def test_ablate_all_takes_every_reference_and_one_prompt(folder, data, tmp_path)
     ("args", "sentence"),
     [
         ([], "give the heads to switch off (--heads L5H1,L7H2), or --all"),
-        (["--all", "--heads", "L1H1"], "give the heads to switch off"),
+        (["--all", "--heads", "L1H1"], "give --heads or --all, not both"),
         (["--all"], "--all takes --data FILE, or --prompt and --target"),
         (["--all", "--prompt", "the cat"], "--all needs the text to score: --target TEXT"),
-        (["--all", "--data", "DATA", "--prompt", "x"], "--all takes --data FILE, or --prompt"),
+        (["--all", "--data", "DATA", "--prompt", "x"], "or --prompt and --target, not both"),
         (["--all", "--data", "DATA", "--target", "x"], "stand in the file"),
         (["--all", "--data", "DATA", "--keep"], "--keep goes with --heads"),
         (["--all", "--data", "/no/file"], "no file /no/file"),
@@ -267,7 +267,9 @@ def test_ablate_all_takes_every_reference_and_one_prompt(folder, data, tmp_path)
             ["--all", "--prompt", "x", "--target", " y", "--measure", "prob-diff"],
             "needs wrong answers",
         ),
-        (["--heads", "L1H1", "--data", "DATA"], "--data and --measure go with --all"),
+        (["--heads", "L1H1", "--data", "DATA"], "--data, --measure and --out go with --all"),
+        (["--all", "--data", "DATA", "--scale", "nan"], "gates must be finite numbers"),
+        (["--all", "--data", "DATA", "--out", "/proc/x"], "cannot write to /proc"),
         (["--heads", "L1H1"], "give the text before the target: --prompt TEXT"),
     ],
 )

@@ -409,3 +409,30 @@ def test_the_noise_floor_of_float64_is_not_measured():
     model = Model(copy.deepcopy(tiny("llama")).double(), tiny_tokenizer(), name="wide")
     with pytest.raises(HeadlabError, match="no dtype is wider than float64"):
         noise_floor(model, MIXED, Gates.each_head(model))
+
+
+@pytest.mark.parametrize(
+    ("examples", "gates", "sentence"),
+    [
+        ("the cat", torch.ones(3, 4), "examples come as a list"),
+        (EXAMPLES[0], torch.ones(3, 4), "examples come as a list"),
+        (["the cat"], torch.ones(3, 4), "'the cat' is not an Example"),
+        (EXAMPLES, None, "gates are a tensor of numbers, not None"),
+        (EXAMPLES, torch.ones(2, 4), "gates for 2 layers x 4 heads do not fit llama-wide"),
+        (EXAMPLES, torch.ones(9, 4), "gates for 9 layers x 4 heads do not fit llama-wide"),
+    ],
+)
+def test_slips_are_one_sentence(llama, examples, gates, sentence):
+    with pytest.raises(HeadlabError, match=sentence):
+        measure(llama, examples, gates)
+
+
+def test_wrong_answers_are_a_list():
+    with pytest.raises(HeadlabError, match="wrong is a list of answers, not ' Rome'"):
+        Example("a", " b", wrong=" Rome")
+    assert Example("a", " b", wrong=[" c"]).wrong == (" c",)
+
+
+@pytest.mark.parametrize("name", list(MEASURES))
+def test_every_measure_has_a_noise_floor(llama, name):
+    assert noise_floor(llama, MIXED, Gates.each_head(llama), name) < 1e-5

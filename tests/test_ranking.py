@@ -67,12 +67,12 @@ def test_a_distance_scores_the_heads_that_matter_highest(llama):
     """KL is 0 with all heads and more without: more is worse."""
     scores = rank(llama, EXAMPLES, "ablate", "kl")
     assert (scores.score > 0).all()
-    assert torch.equal(scores.change, scores.score)
-    assert torch.equal(scores.beyond_chance, ~scores.in_noise)
+    assert torch.equal(scores.shown, scores.score)
+    assert torch.equal(scores.leaves_out_zero, ~scores.in_noise)
     other = rank(llama, EXAMPLES, "ablate", "log-prob")
-    assert torch.equal(other.change, -other.score)
-    low, high = other.change_interval
-    assert ((low <= other.change) & (other.change <= high)).all()
+    assert torch.equal(other.shown, -other.score)
+    low, high = other.shown_interval
+    assert ((low <= other.shown) & (other.shown <= high)).all()
 
 
 def test_a_gate_of_one_is_refused(llama):

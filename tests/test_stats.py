@@ -79,7 +79,7 @@ def test_scores_are_ordered_and_marked():
     assert made.order() == [Head(0, 0), Head(1, 0), Head(1, 1), Head(0, 1)]
     assert made.order(by_size=True)[0] == Head(0, 1)
     assert made.in_noise.tolist() == [[False, False], [False, True]]
-    assert made.beyond_chance.tolist() == [[False, True], [False, False]], "1 and 3 may be chance"
+    assert made.leaves_out_zero.tolist() == [[False, True], [False, False]], "1 and 3 may be chance"
     assert made.as_dict()["heads"]["L0H1"]["score"] == -5.25
     assert (
         made.as_dict()["heads"]["L0H1"]["low"] <= -5.25 <= made.as_dict()["heads"]["L0H1"]["high"]

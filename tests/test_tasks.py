@@ -100,6 +100,8 @@ def test_every_field_of_a_line_is_read(tmp_path):
         ({"prompt": "a", "target": "b", "wrong": "c"}, "something else than a list of texts"),
         ({"prompt": "a", "target": "b", "wrong": [""]}, "something else than a list of texts"),
         ({"prompt": "a", "target": "b", "wrong": 0}, "something else than a list of texts"),
+        ({"prompt": "a", "target": "b", "wrong": ["b"]}, "line 2 has the answer 'b' twice"),
+        ({"prompt": "\ud800", "target": "b"}, "half a character (a surrogate) in 'prompt'"),
         ({"prompt": "a", "target": "b", "id": [1]}, "neither a text nor a number in 'id'"),
         ({"prompt": "a", "target": "b", "id": 1}, "line 2 has the id '1' of line 1"),
         ({"prompt": "a", "target": "b", "wrongs": ["c"]}, "did you mean 'wrong'?"),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headlab.ablation import Ablation, ablate
+    from headlab.curves import Curve, curve
     from headlab.engine import Measured, measure
     from headlab.errors import HeadlabError
     from headlab.examples import Example
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from headlab.noise import noise_floor
     from headlab.proofs import Check, check
     from headlab.ranking import rank
-    from headlab.scores import HeadScores
+    from headlab.scores import HeadScores, read_scores, write_scores
+    from headlab.tasks import make_examples
     from headlab.tasks.jsonl import read_examples
 
 __version__ = "0.1.0"
@@ -28,6 +30,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Ablation": "ablation",
     "Check": "proofs",
+    "Curve": "curves",
     "Example": "examples",
     "Gates": "gates",
     "Gradients": "gradients",
@@ -40,18 +43,23 @@ _HOMES = {
     "ablate": "ablation",
     "check": "proofs",
     "counterfactual_reference": "gates",
+    "curve": "curves",
     "gate_gradients": "gradients",
     "load": "loading",
+    "make_examples": "tasks",
     "mean_reference": "gates",
     "measure": "engine",
     "noise_floor": "noise",
     "parse_heads": "heads",
     "rank": "ranking",
     "read_examples": "tasks.jsonl",
+    "read_scores": "scores",
+    "write_scores": "scores",
 }
 __all__ = [
     "Ablation",
     "Check",
+    "Curve",
     "Example",
     "Gates",
     "Gradients",
@@ -65,14 +73,18 @@ __all__ = [
     "ablate",
     "check",
     "counterfactual_reference",
+    "curve",
     "gate_gradients",
     "load",
+    "make_examples",
     "mean_reference",
     "measure",
     "noise_floor",
     "parse_heads",
     "rank",
     "read_examples",
+    "read_scores",
+    "write_scores",
 ]
 
 

@@ -23,8 +23,13 @@ def encode_all(
     model: Model, examples: Sequence[Example], measure: Measure, counterfactual: bool
 ) -> list[Encoded]:
     """Every example's tokens, or the first that cannot be measured as an error."""
-    if not examples:
+    if isinstance(examples, (str, Example)):
+        raise HeadlabError("examples come as a list, e.g. [Example(prompt, target)]")
+    if not len(examples):
         raise HeadlabError("no examples were given")
+    for example in examples:
+        if not isinstance(example, Example):
+            raise HeadlabError(f"{example!r} is not an Example(prompt, target)")
     for example in examples:
         measure.require(example)
     return [encode(model, example, counterfactual) for example in examples]

@@ -117,7 +117,7 @@ class _Sweep:
         self.model, self.measure, self.restart = model, measure, restart
         self.reference, own = fixed_reference(reference)
         self.encoded = encode_all(model, examples, measure, counterfactual=own)
-        _require_fitting(gates, examples)
+        _require_fitting(model, gates, examples)
         require_lengths(self.encoded, self.reference)
         self.budget = budget or find_budget(model)
         self.backed_off = False
@@ -176,7 +176,7 @@ class _Sweep:
         wide = self.clean.dtype
         compared = clean.logits.log_softmax(-1, dtype=wide) if self.measure.needs_kl else None
         readings = batch.read(clean.logits[None], compared, self.measure)
-        self.clean[indices] = batch.values(readings.to("cpu"), self.measure)[0]
+        self.clean[indices] = batch.values(readings.to("cpu"), self.measure)[0].to(wide)
         launched: _Launched | None = None  # it runs while the next pass is prepared
         for first, masks in self.starts.items():
             if first == _NOWHERE:  # nothing is gated: the clean pass is the answer
@@ -240,7 +240,7 @@ class _Sweep:
     def _put(self, masks: range, indices: list[int], values: Tensor) -> None:
         where = self.order[masks.start : masks.stop, None], torch.tensor(indices)[None]
         fresh = int(self.values[where].isnan().sum())
-        self.values[where] = values
+        self.values[where] = values.to(self.values.dtype)
         if self._progress is not None:
             self._progress(fresh)
 
@@ -323,7 +323,8 @@ def require_lengths(encoded: list[Encoded], reference: Reference | None) -> None
                 )
 
 
-def _require_fitting(gates: Gates, examples: Sequence[Example]) -> None:
+def _require_fitting(model: Model, gates: Gates, examples: Sequence[Example]) -> None:
+    model.require_shape(gates)
     if gates.values.shape[1] not in (1, len(examples)):
         raise HeadlabError(
             f"gates for {gates.values.shape[1]} examples do not fit {len(examples)} examples"

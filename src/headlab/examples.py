@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from headlab.errors import HeadlabError
 
 
 @dataclass(frozen=True)
@@ -22,10 +25,21 @@ class Example:
     id: str = ""
     category: str = ""
 
+    def __post_init__(self) -> None:
+        for field in ("wrong", "also_right"):
+            answers = getattr(self, field)
+            if isinstance(answers, str):
+                raise HeadlabError(f"{field} is a list of answers, not {answers!r}")
+            object.__setattr__(self, field, tuple(answers))
+
     @property
     def answers(self) -> tuple[str, ...]:
         """The target first, then what else is right, then what is wrong."""
         return (self.target, *self.also_right, *self.wrong)
+
+    def as_dict(self) -> dict[str, Any]:
+        """As a line of a JSONL file, what is empty left out."""
+        return {key: value for key, value in asdict(self).items() if value}
 
     @property
     def name(self) -> str:

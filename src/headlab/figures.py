@@ -21,9 +21,15 @@ from matplotlib.colors import LinearSegmentedColormap
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from headlab.curves import Curve
     from headlab.scores import HeadScores
 
-BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#6b7280"  # Okabe and Ito: safe for colour-blind eyes
+BLUE, ORANGE, GREY, PALE = (
+    "#0072B2",
+    "#D55E00",
+    "#6b7280",
+    "#c4c9d1",
+)  # Okabe and Ito: safe for colour-blind eyes
 _NAMED = 10  # heads of a map that carry their names
 STYLE: dict[Any, Any] = {
     "font.size": 9,
@@ -65,7 +71,7 @@ def ablation_bars(panels: Sequence[Mapping[str, Any]], caption: str) -> Figure:
             draws = panel["random"]
             means = [panel["clean"][0], panel["chosen"][0], sum(draws) / len(draws)]
             lines = [panel["clean"][1:], panel["chosen"][1:], (min(draws), max(draws))]
-            axis.bar(range(3), means, color=[GREY, ORANGE, BLUE], width=0.65, alpha=0.85)
+            axis.bar(range(3), means, color=[GREY, BLUE, PALE], width=0.65, alpha=0.9)
             for x, (low, high) in enumerate(lines):
                 axis.plot([x, x], [low, high], color="black", lw=1.2, zorder=3)
             spread = [
@@ -81,13 +87,14 @@ def ablation_bars(panels: Sequence[Mapping[str, Any]], caption: str) -> Figure:
 
 
 def head_map(scores: HeadScores, caption: str, title: str = "", label: str = "") -> Figure:
-    """Layers from left to right, heads from top to bottom, one cell a head: the change without it.
+    """Layers from left to right, heads from top to bottom, one cell a head: the change without it
+    where heads were switched off, else the score.
 
     Blue where the head has a positive score. The largest cells carry their heads' names; a dot
     marks those no larger than the noise.
     """
     layers, heads = scores.shape
-    values = scores.change
+    values = scores.shown
     limit = float(values.abs().max()) or 1.0
     colours = LinearSegmentedColormap.from_list("effect", [ORANGE, "white", BLUE])
     with plt.rc_context(STYLE):
@@ -95,7 +102,7 @@ def head_map(scores: HeadScores, caption: str, title: str = "", label: str = "")
         figure, axis = plt.subplots(figsize=(max(3.2, cell * layers + 1.4), cell * heads + 0.9))
         picture = axis.imshow(
             values.T.numpy(),
-            cmap=colours if scores.is_distance else colours.reversed(),
+            cmap=colours.reversed() if scores.shows_change and not scores.is_distance else colours,
             vmin=-limit,
             vmax=limit,
             aspect="equal",
@@ -105,21 +112,21 @@ def head_map(scores: HeadScores, caption: str, title: str = "", label: str = "")
             if cell >= 0.24:
                 axis.text(
                     *head,
-                    f"{head.layer}.{head.head}",
-                    fontsize=5,
+                    f"L{head.layer}\nH{head.head}",
+                    fontsize=4.5,
                     ha="center",
                     va="center",
                     color="white" if strong else "black",
                 )
         dots = scores.in_noise.nonzero()
         axis.scatter(dots[:, 0], dots[:, 1], s=2, color=GREY, linewidths=0)
-        axis.set_xticks(range(0, layers, 1 + (layers - 1) // 16))
-        axis.set_yticks(range(0, heads, 1 + (heads - 1) // 16))
+        axis.set_xticks(range(0, layers, 1 + (layers - 1) // 40))
+        axis.set_yticks(range(0, heads, 1 + (heads - 1) // 40))
         axis.set_xlabel("layer")
         axis.set_ylabel("head")
         axis.set_title(title, loc="left")
         axis.spines[["top", "right", "left", "bottom"]].set_visible(False)
-        axis.tick_params(length=0)
+        axis.tick_params(length=0, labelsize=7)
         axis.set_xticks([x - 0.5 for x in range(layers + 1)], minor=True)
         axis.set_yticks([y - 0.5 for y in range(heads + 1)], minor=True)
         axis.grid(which="minor", color="#e5e7eb", linewidth=0.4)
@@ -132,35 +139,97 @@ def head_map(scores: HeadScores, caption: str, title: str = "", label: str = "")
     return figure
 
 
-def save_head_map(scores: HeadScores, folder: Path) -> Path:
-    """head-map.png, .pdf and .csv in `folder`; gives the PNG's path."""
+def plot_scores(scores: HeadScores) -> Figure:
+    """The head map of a ranking, with its own caption."""
     layers, heads = scores.shape
     floor = "not measured" if scores.noise_floor is None else f"{scores.noise_floor:.1g}"
-    done = f"at gate {scores.scale:g}" if scores.scale else "off"
+    if scores.method in ("ablate", "patch"):
+        done = f"at gate {scores.scale:g}" if scores.scale else "off"
+        done = f"patched ({scores.settings['direction']})" if scores.method == "patch" else done
+        title, what = f"Every head {done} in turn", f"each {done} alone"
+    else:
+        title = what = f"Scores by {scores.method}"
+    task = f", task {scores.task}" if scores.task else ""
     caption = (
-        f"{scores.model}, {layers} x {heads} heads, each {done} alone, reference "
-        f"{scores.reference}; mean over n = {len(scores.examples)} examples, "
-        f"{float(scores.clean.double().mean()):.3g} with all heads. Noise floor {floor}."
+        f"{scores.model}, {layers} x {heads} heads{task}; {what}, reference {scores.reference}; "
+        f"mean over n = {len(scores.examples)} examples, "
+        f"{float(scores.clean.double().mean()):.3g} with all heads. Noise floor {floor}"
+        f"{' (dots: heads below it)' if scores.in_noise.any() else ''}."
     )
-    figure = head_map(scores, caption, f"Every head {done} in turn", f"change of {scores.measure}")
+    label = f"change of {scores.measure}" if scores.shows_change else f"score ({scores.measure})"
+    return head_map(scores, caption, title, label)
+
+
+def save_head_map(scores: HeadScores, folder: Path, name: str = "head-map") -> Path:
+    """name.png, .pdf and .csv in `folder`; gives the PNG's path."""
     folder.mkdir(parents=True, exist_ok=True)
-    change, (low, high) = scores.change, scores.change_interval
-    noise, beyond = scores.in_noise, scores.beyond_chance
+    low, high = scores.shown_interval
+    change = scores.shown
+    noise, beyond = scores.in_noise, scores.leaves_out_zero
     rows = [
         {
             "head": str(head),
             "layer": head.layer,
             "number": head.head,
             "measure": scores.measure,
-            "change": float(change[head]),
+            ("change" if scores.shows_change else "score"): float(change[head]),
             "low": float(low[head]),
             "high": float(high[head]),
             "in_noise": bool(noise[head]),
-            "beyond_chance": bool(beyond[head]),
+            "leaves_out_zero": bool(beyond[head]),
         }
         for head in scores.heads
     ]
-    return save(figure, folder, "head-map", rows).resolve()
+    return save(plot_scores(scores), folder, name, rows).resolve()
+
+
+def plot_curve(curve: Curve) -> Figure:
+    """Explained effect against heads kept (or ablated), with its band and both random baselines."""
+    with plt.rc_context(STYLE):
+        figure, axis = plt.subplots(figsize=(4.6, 3.1))
+        ks, (low, high) = curve.ks, curve.band
+        for values, style, label in (
+            (curve.random_explained, "--", f"{len(curve.random)} random orders"),
+            (curve.matched_explained, ":", "random, as many of each layer"),
+        ):
+            axis.plot(curve.random_ks, values.mean(0), style, color=GREY, lw=1.2, label=label)
+            if style == "--":
+                ends = values.quantile(0.025, 0), values.quantile(0.975, 0)
+                axis.fill_between(curve.random_ks, *ends, color=GREY, alpha=0.18, lw=0)
+        axis.plot(ks, curve.explained, color=BLUE, lw=1.8, label=f"by {curve.method}")
+        axis.fill_between(ks, low, high, color=BLUE, alpha=0.22, lw=0)
+        level = curve.threshold if curve.mode == "keep" else 1 - curve.threshold
+        crossing = curve.crossing()
+        axis.axhline(level, color="black", lw=0.6, ls=(0, (4, 3)))
+        if crossing is not None:
+            axis.plot([crossing, crossing], [0, level], color="black", lw=0.6, ls=(0, (4, 3)))
+            name = f"k{100 * curve.threshold:g} = {crossing}"
+            right = crossing > 0.7 * curve.n_heads
+            axis.annotate(
+                name,
+                (crossing, 0.03),
+                xytext=(-4 if right else 4, 0),
+                textcoords="offset points",
+                ha="right" if right else "left",
+                fontsize=8,
+            )
+        axis.axhline(0, color="black", lw=0.4)
+        axis.set_xlim(0, curve.n_heads)
+        axis.set_xlabel(f"number of heads {'kept' if curve.mode == 'keep' else 'ablated'}")
+        axis.set_ylabel("explained effect")
+        axis.legend(frameon=False, fontsize=7)
+        sample = "in-sample: ranked on the same prompts" if curve.in_sample else "held-out prompts"
+        each = ", an order for each prompt" if curve.per_prompt else ""
+        axis.set_title(f"{curve.task or 'examples'}, {curve.model}", loc="left")
+        figure.tight_layout()
+        add_caption(
+            figure,
+            f"{curve.model}, {curve.n_heads} heads ranked by {curve.method}{each}; "
+            f"{curve.measure}, reference {curve.reference}; n = {len(curve.examples)} {sample}. "
+            f"Band: 95 % bootstrap over prompts; grey: {len(curve.random)} random orders "
+            f"(mean, 95 % of the orders).",
+        )
+    return figure
 
 
 def add_caption(figure: Figure, caption: str) -> None:

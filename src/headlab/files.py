@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from headlab.errors import HeadlabError
 
@@ -23,6 +26,19 @@ def write_whole(path: Path, content: bytes | str) -> None:
         raise
 
 
+def as_json(value: Any) -> str:
+    """JSON that every reader takes: infinity and NaN, which it has not, become null."""
+    return json.dumps(_finite(value), ensure_ascii=False, indent=2, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def require_folder(folder: Path) -> None:
     """Fail now, not after the work, if `folder` cannot be written to. Leaves no trace."""
     if folder.exists() and not folder.is_dir():
@@ -30,5 +46,7 @@ def require_folder(folder: Path) -> None:
     there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     if not there.is_dir():
         raise HeadlabError(f"cannot make the folder {folder}: {there} is a file")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise HeadlabError(f"cannot write to {there}; give another folder")
+    try:
+        os.rmdir(tempfile.mkdtemp(dir=there))
+    except OSError:
+        raise HeadlabError(f"cannot write to {there}; give another folder") from None

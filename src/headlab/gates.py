@@ -54,7 +54,10 @@ class Gates:
     """
 
     def __init__(self, values: Tensor, axes: str | None = None):
-        values = torch.as_tensor(values)
+        try:
+            values = torch.as_tensor(values)
+        except (RuntimeError, TypeError, ValueError):
+            raise HeadlabError(f"gates are a tensor of numbers, not {values!r}") from None
         if axes is None:
             default = {2: "layer head", 3: "mask layer head"}
             if values.ndim not in default:

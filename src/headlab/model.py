@@ -234,12 +234,7 @@ class Model(Texts):
         """Within the block every pass of the model has its heads gated: in every layer, or only in
         `layers`, where the caller knows that the gates of all others are 1."""
         gates = gates if isinstance(gates, Gates) else Gates(gates)
-        n_layers, n_heads = gates.values.shape[2:4]
-        if (n_layers, n_heads) != (self.n_layers, self.n_heads):
-            raise HeadlabError(
-                f"gates for {n_layers} layers x {n_heads} heads do not fit {self.name}, "
-                f"which has {self.n_layers} x {self.n_heads}"
-            )
+        self.require_shape(gates)
         if self._gates is not None:
             raise HeadlabError("gates are already active; leave the first gated block")
         if not isinstance(reference, Reference):
@@ -267,6 +262,15 @@ class Model(Texts):
                 yield gates
         finally:
             self._gates, self._positional = None, False
+
+    def require_shape(self, gates: Gates) -> None:
+        """Refuse gates of another model's shape."""
+        n_layers, n_heads = gates.values.shape[2:4]
+        if (n_layers, n_heads) != (self.n_layers, self.n_heads):
+            raise HeadlabError(
+                f"gates for {n_layers} layers x {n_heads} heads do not fit {self.name}, "
+                f"which has {self.n_layers} x {self.n_heads}"
+            )
 
     def require_clean(self) -> None:
         """Refuse to take a gated run for a clean one."""

@@ -31,15 +31,20 @@ def noise_floor(
     n_masks: int = 16,
     n_examples: int = 8,
     seed: int = 0,
+    always: Sequence[int] = (),
 ) -> float:
     """The largest error of a mask's mean effect, over a sample of masks and examples.
+
+    The masks numbered in `always` are in the sample: those with the largest effects, say, whose
+    errors are the largest.
 
     The same masks run in the model's dtype and in a wider one (float32, or float64 for a float32
     run) on a copy of the weights. An effect below the floor says nothing.
     """
     gates = gates if isinstance(gates, Gates) else Gates(gates)
     random = torch.Generator().manual_seed(seed)
-    masks = torch.randperm(gates.n_masks, generator=random)[:n_masks]
+    drawn = torch.randperm(gates.n_masks, generator=random)[:n_masks].tolist()
+    masks = torch.tensor(list(dict.fromkeys([*always, *drawn]))[:n_masks])
     sample, chosen = _sample(examples, n_examples, random)
     values = gates.values[masks]
     if values.shape[1] > 1:

@@ -158,10 +158,12 @@ def _take_away(
     gates = Gates.each_head(model, scale)
     table = measure(model, examples, gates, chosen, reference, progress=progress)
     values = table.change if back != chosen.is_distance else -table.change
+    largest = values.double().mean(1).abs().topk(min(8, len(values))).indices.tolist()
+    work = model, examples, gates, chosen, reference
     return {
         "values": values.view(model.n_layers, model.n_heads, -1),
         "clean": table.clean,
-        "noise_floor": _floor(noise_floor, model, examples, gates, chosen, reference),
+        "noise_floor": _floor(noise_floor, *work, always=largest),
     }
 
 
@@ -209,8 +211,8 @@ def _random(
     }
 
 
-def _floor(how: Callable[..., float], *work: Any) -> float | None:
+def _floor(how: Callable[..., float], *work: Any, **named: Any) -> float | None:
     try:
-        return how(*work)
+        return how(*work, **named)
     except (HeadlabError, RuntimeError, ValueError):
         return None  # no room for a wider copy, or none can be made of quantised weights

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import io
+import json
+import re
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import pandas as pd
 import torch
 from torch import Tensor
 
+from headlab.errors import HeadlabError
+from headlab.files import as_json, write_whole
 from headlab.heads import Head
 from headlab.stats import expected_by_chance, leaves_out_zero, mean_interval
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_MIB_HEAD = re.compile(r"a\d+\.h\d+")
 
 
 @dataclass(frozen=True)
@@ -55,7 +67,7 @@ class HeadScores:
         return self.score.abs() <= (self.noise_floor or 0.0)
 
     @property
-    def beyond_chance(self) -> Tensor:
+    def leaves_out_zero(self) -> Tensor:
         """[layer, head], True where the interval leaves out 0 and the score is above the noise.
         A distance is above 0 anyway: there only the noise counts."""
         if self.is_distance:
@@ -63,18 +75,23 @@ class HeadScores:
         return leaves_out_zero(self.values) & ~self.in_noise
 
     @property
-    def change(self) -> Tensor:
-        """[layer, head], how the measure changes without the head."""
-        return self.score if self.is_distance else -self.score
+    def shows_change(self) -> bool:
+        """Heads were switched off: a reader wants to see how the measure changes without them."""
+        return self.method == "ablate"
 
     @property
-    def change_interval(self) -> tuple[Tensor, Tensor]:
+    def shown(self) -> Tensor:
+        """[layer, head], how the measure changes where heads were switched off, else the score."""
+        return -self.score if self.shows_change and not self.is_distance else self.score
+
+    @property
+    def shown_interval(self) -> tuple[Tensor, Tensor]:
         low, high = self.interval
-        return (low, high) if self.is_distance else (-high, -low)
+        return (-high, -low) if self.shows_change and not self.is_distance else (low, high)
 
     @cached_property
     def n_by_chance(self) -> float:
-        """How many heads would be `beyond_chance` if none did anything, signs drawn by lot."""
+        """How many intervals would leave out 0 if no head did anything, signs drawn by lot."""
         return expected_by_chance(self.values)
 
     def order(self, by_size: bool = False) -> list[Head]:
@@ -88,6 +105,27 @@ class HeadScores:
         """All of them, layer by layer."""
         layers, heads = self.shape
         return [Head(layer, head) for layer in range(layers) for head in range(heads)]
+
+    def table(self) -> pd.DataFrame:
+        """A row a head and example: head, layer, number, example, score."""
+        n = self.values.shape[-1]
+        names = self.examples if len(self.examples) == n else [str(i) for i in range(n)]
+        heads = [head for head in self.heads for _ in range(n)]
+        return pd.DataFrame(
+            {
+                "head": [str(head) for head in heads],
+                "layer": [head.layer for head in heads],
+                "number": [head.head for head in heads],
+                "example": names * len(self.heads),
+                "score": self.values.double().reshape(-1).tolist(),
+            }
+        )
+
+    def plot(self) -> Figure:
+        """The head map."""
+        from headlab.figures import plot_scores
+
+        return plot_scores(self)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON. Per-example values are not in it."""
@@ -107,9 +145,110 @@ class HeadScores:
             "measure": self.measure,
             "reference": self.reference,
             "scale": self.scale,
+            "is_distance": self.is_distance,
             "settings": self.settings,
             "examples": self.examples,
             "clean": float(torch.mean(self.clean.double())),
             "noise_floor": self.noise_floor,
             "heads": heads,
         }
+
+
+# --- files ---
+
+
+def write_scores(scores: HeadScores, path: str | Path, mib: bool = False) -> None:
+    """scores.json, and beside it scores.parquet with a row a head and example.
+
+    With `mib` the JSON is a circuit in the form of the MIB benchmark: `nodes: {"a5.h1": {"score",
+    "in_graph"}}`, in the graph being the heads whose score is above 0 and above the noise.
+    """
+    path = Path(path).expanduser()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    record = _as_mib(scores) if mib else scores.as_dict()
+    write_whole(path, as_json(record) + "\n")
+    table = io.BytesIO()
+    scores.table().to_parquet(table, index=False)
+    write_whole(path.with_suffix(".parquet"), table.getvalue())
+
+
+def read_scores(path: str | Path) -> HeadScores:
+    """Scores as `write_scores` leaves them, or any circuit in MIB's form.
+
+    Without the Parquet file beside it each head has its mean alone.
+    """
+    path = Path(path).expanduser()
+    try:
+        record = json.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        raise HeadlabError(f"no file {path}; headlab rank --out {path} makes one") from None
+    except IsADirectoryError:
+        raise HeadlabError(f"{path} is a folder; give the scores' JSON file") from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise HeadlabError(f"{path} is not a JSON file: {error}") from None
+    try:
+        return _from_mib(record) if "nodes" in record else _from_record(record, path)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise HeadlabError(f"{path} does not hold scores of heads ({error})") from None
+
+
+def _from_record(record: dict[str, Any], path: Path) -> HeadScores:
+    means = {Head.parse(name): float(each["score"]) for name, each in record["heads"].items()}
+    values = _grid(means)[..., None]
+    beside = path.with_suffix(".parquet")
+    if beside.is_file():
+        table = pd.read_parquet(beside)
+        wide = table.pivot(index=["layer", "number"], columns="example", values="score")
+        wide = wide[record["examples"]]
+        values = torch.tensor(wide.to_numpy()).view(*values.shape[:2], -1)
+    return HeadScores(
+        model=str(record["model"]),
+        task=str(record["task"]),
+        method=str(record["method"]),
+        measure=str(record["measure"]),
+        reference=str(record["reference"]),
+        examples=[str(name) for name in record["examples"]],
+        values=values,
+        clean=torch.tensor([float(record["clean"])]),
+        noise_floor=record["noise_floor"],
+        scale=float(record["scale"]),
+        is_distance=bool(record["is_distance"]),
+        settings=dict(record["settings"]),
+    )
+
+
+def _as_mib(scores: HeadScores) -> dict[str, Any]:
+    layers, heads = scores.shape
+    kept = (scores.score > 0) & ~scores.in_noise
+    return {
+        "cfg": {"model": scores.model, "n_layers": layers, "n_heads": heads},
+        "nodes": {
+            f"a{head.layer}.h{head.head}": {
+                "score": float(scores.score[head]),
+                "in_graph": bool(kept[head]),
+            }
+            for head in scores.heads
+        },
+    }
+
+
+def _from_mib(record: dict[str, Any]) -> HeadScores:
+    nodes = {name: node for name, node in record["nodes"].items() if _MIB_HEAD.fullmatch(name)}
+    if not nodes:
+        raise ValueError("no node is a head, a5.h1")
+    means = {Head.parse(name): float(node["score"]) for name, node in nodes.items()}
+    settings = record.get("cfg") or {}
+    model = settings.get("model") or settings.get("model_name") or ""
+    values = _grid(means)[..., None]
+    return HeadScores(str(model), "", "mib", "", "", [], values, torch.tensor([torch.nan]))
+
+
+def _grid(means: dict[Head, float]) -> Tensor:
+    layers = 1 + max(head.layer for head in means)
+    heads = 1 + max(head.head for head in means)
+    if len(means) != layers * heads:
+        raise ValueError(f"{len(means)} heads are not {layers} layers of {heads}")
+    grid = torch.zeros(layers, heads, dtype=torch.float64)
+    for head, mean in means.items():
+        grid[head] = mean
+    return grid

@@ -1,4 +1,12 @@
 """The command line: one file a command, each reads options, calls the library, prints."""
 
-from headlab.cli import ablate, check, demo, models  # noqa: F401  (each adds its command)
+from headlab.cli import (  # noqa: F401  (each adds its command)
+    ablate,
+    check,
+    curve,
+    demo,
+    models,
+    rank,
+    tasks,
+)
 from headlab.cli.app import app as app

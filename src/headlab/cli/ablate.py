@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -71,8 +72,9 @@ def ablate(
     ] = None,
     top: Annotated[int, typer.Option(help="With --all: rows of the table.", min=1)] = 10,
     folder: Annotated[
-        Path, typer.Option("--out", help="With --all: where the head map goes.")
-    ] = Path("headlab-ablate"),
+        Path | None,
+        typer.Option("--out", help="With --all: where the head map goes. Default: headlab-ablate."),
+    ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -84,8 +86,12 @@ def ablate(
     from headlab.prompts import read_prompts
 
     # What the user typed is read before a model is loaded.
-    if every == (heads is not None):
+    if every and heads is not None:
+        raise HeadlabError("give --heads or --all, not both")
+    if not every and heads is None:
         raise HeadlabError("give the heads to switch off (--heads L5H1,L7H2), or --all")
+    if not math.isfinite(scale):
+        raise HeadlabError(f"gates must be finite numbers, not {scale}")
     if every and scale == 1:
         raise HeadlabError("a gate of 1 changes nothing; give another --scale")
     if every and keep:
@@ -109,13 +115,13 @@ def ablate(
             averaged,
             per_position,
             top,
-            folder,
+            folder or Path("headlab-ablate"),
             as_json,
             quiet,
         )
         return
-    if data is not None or measure is not None:
-        raise HeadlabError("--data and --measure go with --all")
+    if any(option is not None for option in (data, measure, folder)):
+        raise HeadlabError("--data, --measure and --out go with --all")
     if prompt is None:
         raise HeadlabError("give the text before the target: --prompt TEXT")
     named = parse_heads(heads or "")
@@ -149,7 +155,9 @@ def _examples(
     from headlab.examples import Example
     from headlab.tasks.jsonl import read_examples
 
-    if (prompt is None) == (data is None):
+    if prompt is not None and data is not None:
+        raise HeadlabError("give --data FILE, or --prompt and --target, not both")
+    if prompt is None and data is None:
         raise HeadlabError("--all takes --data FILE, or --prompt and --target")
     if data is not None:
         if target is not None or counterfactual is not None:

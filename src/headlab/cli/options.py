@@ -33,6 +33,27 @@ ModelName = Annotated[
         show_default=False,
     ),
 ]
+
+
+def complete_task(incomplete: str) -> list[str]:
+    from headlab.tasks import TASKS
+
+    return [task for task in TASKS if task.startswith(incomplete)]
+
+
+TaskName = Annotated[
+    str,
+    typer.Argument(
+        metavar="TASK",
+        help="A task (headlab tasks) or a JSONL file.",
+        autocompletion=complete_task,
+        show_default=False,
+    ),
+]
+MeasureName = Annotated[
+    str | None, typer.Option(help="Default: the task's own; logit-diff or log-prob of a file.")
+]
+Seed = Annotated[int, typer.Option(help="Of everything random.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Results only, no status lines.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
@@ -99,10 +120,11 @@ def load_model(name: str, loading: dict[str, Any], quiet: bool, check: bool = Tr
 
 
 @contextmanager
-def progress(what: str, total: int, quiet: bool) -> Iterator[Callable[[int], None]]:
+def progress(what: str, total: int | None, quiet: bool) -> Iterator[Callable[[int], None]]:
     """A bar with the time left; gives the function that moves it on."""
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:3.0f} %")
-    with Progress(*columns, TimeRemainingColumn(), console=err, disable=quiet) as bar:
+    time_left = TimeRemainingColumn()
+    with Progress(*columns, time_left, console=err, disable=quiet, transient=True) as bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.advance(task, done)
 

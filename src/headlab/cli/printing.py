@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-import json
-import math
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 from rich.table import Table
 
 from headlab.cli.app import err, out
+from headlab.files import as_json
 
 if TYPE_CHECKING:
     from headlab.ablation import Ablation
+    from headlab.curves import Curve
     from headlab.model import Model
     from headlab.proofs import Check
     from headlab.scores import HeadScores
 
 
-_NUMBERS = {"prob", "largest difference", "allowed", "before", "after", "change", "95 % interval"}
+_NUMBERS = {
+    "prob",
+    "score",
+    "largest difference",
+    "allowed",
+    "before",
+    "after",
+    "change",
+    "95 % interval",
+}
 
 
 def new_table(*columns: str) -> Table:
@@ -85,21 +94,21 @@ def print_ablation(result: Ablation) -> None:
 
 
 def print_scores(scores: HeadScores, top: int) -> None:
-    """The heads whose removal changes the measure most, and how many changes are to be believed."""
-    change, (low, high) = scores.change, scores.change_interval
-    beyond, noise = scores.beyond_chance, scores.in_noise
-    table = new_table("head", "change", "95 % interval", "")
-    for head in scores.order(by_size=True)[:top]:
+    """The heads that matter most, and how many of the scores are to be believed."""
+    shown, (low, high) = scores.shown, scores.shown_interval
+    beyond, noise = scores.leaves_out_zero, scores.in_noise
+    table = new_table("head", "change" if scores.shows_change else "score", "95 % interval", "")
+    for head in scores.order(by_size=scores.shows_change)[:top]:
         interval = f"{low[head]:+.4f} to {high[head]:+.4f}" if len(scores.examples) > 1 else "-"
         mark = "in the noise" if noise[head] else "" if beyond[head] else "may be chance"
         mark = mark if len(scores.examples) > 1 or noise[head] else ""
-        table.add_row(str(head), f"{change[head]:+.4f}", interval, mark)
+        table.add_row(str(head), f"{shown[head]:+.4f}", interval, mark)
     total = scores.shape[0] * scores.shape[1]
     count = len(scores.examples)
     examples = f"{count} examples" if count > 1 else "one example"
     out.print(
         f"{scores.measure} on {examples}, {scores.clean.mean():.4f} with all heads; "
-        f"each of {total} heads {gate_words(scores.scale)} in turn, reference {scores.reference}",
+        f"{_how(scores, total)}, reference {scores.reference}",
         highlight=False,
     )
     out.print(table)
@@ -107,13 +116,63 @@ def print_scores(scores: HeadScores, top: int) -> None:
         said = "noise floor not measured"
     else:
         above = total - int(noise.sum())
-        said = f"noise floor {scores.noise_floor:.1g}: {above} heads change it by more"
+        said = f"noise floor {scores.noise_floor:.1g}: {above} of {total} heads are above it"
     if count > 1 and not scores.is_distance:
         said += (
             f"; for {int(beyond.sum())} heads the interval leaves out 0 "
             f"(about {scores.n_by_chance:.0f} would by chance if no head did anything)"
         )
+        if int(beyond.sum()) <= scores.n_by_chance:
+            said += ": no more than chance would give; take more examples"
     out.print(said, highlight=False)
+
+
+def print_curve(curve: Curve) -> None:
+    """How many heads it takes, and whether random ones would do."""
+    summary = curve.as_dict()
+    effect = summary["effect"]
+    kept = "kept" if curve.mode == "keep" else "ablated"
+    out.print(
+        f"{curve.measure} of {curve.task or 'the examples'}: {summary['clean']:.4f} with all "
+        f"{curve.n_heads} heads, {summary['none']:.4f} with none (reference {curve.reference}); "
+        f"the effect is {effect['mean']:.4f} ({effect['low']:.4f} to {effect['high']:.4f}), "
+        f"n = {summary['n']} {'in-sample' if curve.in_sample else 'held-out'} examples",
+        highlight=False,
+    )
+    table = new_table(f"heads {kept}", "first", "95 % interval", "for good", "interval")
+    for name, found in summary["crossings"].items():
+        cells = [_count(found["first"]), _span(found["interval"])]
+        cells += [_count(found["stay"]), _span(found["stay_interval"])]
+        table.add_row(name, *cells)
+    out.print(table)
+    areas = summary["random_cpr"]
+    out.print(
+        f"area under the curve (CPR) {curve.cpr:.3f}, from 1 (CMD) {curve.cmd:.3f}; "
+        f"{len(areas)} random orders {sum(areas) / len(areas):.3f} "
+        f"({min(areas):.3f} to {max(areas):.3f}): it beats {100 * curve.beats_random:.0f} % of "
+        f"them, and {100 * curve.beats_matched:.0f} % with as many heads of each layer",
+        highlight=False,
+    )
+
+
+def _count(k: int | None) -> str:
+    return "never" if k is None else str(k)
+
+
+def _span(interval: tuple[int | None, int | None]) -> str:
+    return f"{_count(interval[0])} to {_count(interval[1])}"
+
+
+def _how(scores: HeadScores, total: int) -> str:
+    if scores.method == "ablate":
+        return f"each of {total} heads {gate_words(scores.scale)} in turn"
+    if scores.method == "patch":
+        return f"each of {total} heads patched in turn ({scores.settings['direction']})"
+    if scores.method == "attribute":
+        steps = scores.settings["steps"]
+        kind = f"mean gradient over {steps} steps" if steps > 1 else "gradient"
+        return f"{kind} of {total} heads' gates ({scores.settings['direction']})"
+    return f"{scores.method} scores of {total} heads"
 
 
 def gate_words(scale: float) -> str:
@@ -130,13 +189,4 @@ def printable(text: str) -> str:
 
 
 def print_json(value: Any) -> None:
-    print(json.dumps(_finite(value), ensure_ascii=False, indent=2))
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no infinity and no NaN: null."""
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    print(as_json(value))

@@ -16,9 +16,10 @@ _SHOWN = 5  # wrong lines named in the message
 _FIELDS = ("prompt", "target", "counterfactual", "wrong", "also_right", "category", "id")
 
 
-def read_examples(path: Path) -> list[Example]:
+def read_examples(path: str | Path) -> list[Example]:
     """The examples of a JSONL file: `{"prompt", "target", "counterfactual"?, "wrong"?: [...],
     "also_right"?: [...], "category"?, "id"?}` a line. Without an id, the line's number is it."""
+    path = Path(path).expanduser()
     examples: list[Example] = []
     wrong: list[str] = []
     homes: dict[str, int] = {}  # id -> line
@@ -74,7 +75,7 @@ def _example(line: bytes, number: int) -> Example:
         close = difflib.get_close_matches(field, _FIELDS, n=1, cutoff=0.75)
         if close and field not in _FIELDS and close[0] not in record:
             raise ValueError(f"has a field {field!r}; did you mean {close[0]!r}?")
-    return Example(
+    made = Example(
         _text(record, "prompt"),
         _text(record, "target"),
         counterfactual=_text(record, "counterfactual")
@@ -85,6 +86,10 @@ def _example(line: bytes, number: int) -> Example:
         id=_label(record, "id") if _given(record, "id") else str(number),
         category=_label(record, "category") if _given(record, "category") else "",
     )
+    twice = [answer for answer in made.answers if made.answers.count(answer) > 1]
+    if twice:
+        raise ValueError(f"has the answer {twice[0]!r} twice")
+    return made
 
 
 def _given(record: dict[str, Any], field: str) -> bool:
@@ -97,6 +102,7 @@ def _text(record: dict[str, Any], field: str) -> str:
     value = record[field]
     if not isinstance(value, str) or not value:
         raise ValueError(f"has no text in {field!r}")
+    _require_unicode(value, field)
     return value
 
 
@@ -113,4 +119,11 @@ def _texts(record: dict[str, Any], field: str) -> tuple[str, ...]:
         return ()
     if not isinstance(value, list) or not all(isinstance(each, str) and each for each in value):
         raise ValueError(f"has something else than a list of texts in {field!r}")
+    for each in value:
+        _require_unicode(each, field)
     return tuple(value)
+
+
+def _require_unicode(value: str, field: str) -> None:
+    if any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise ValueError(f"has half a character (a surrogate) in {field!r}")

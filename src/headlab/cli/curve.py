@@ -1,0 +1,135 @@
+"""headlab curve"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from headlab.cli.app import app
+from headlab.cli.options import (
+    AsJson,
+    MeasureName,
+    ModelName,
+    Quiet,
+    Seed,
+    TaskName,
+    load_model,
+    loads_a_model,
+    progress,
+)
+from headlab.cli.printing import print_curve, print_json
+from headlab.cli.rank import measure_for
+from headlab.errors import HeadlabError
+from headlab.files import as_json as to_json
+from headlab.files import require_folder, write_whole
+
+
+@app.command(epilog="Example: headlab curve smollm2 ioi --scores scores.json --keep --n 32")
+@loads_a_model
+def curve(
+    model: ModelName,
+    task: TaskName,
+    loading: dict[str, Any],
+    scores: Annotated[Path, typer.Option(help="As headlab rank leaves them.")] = Path(
+        "scores.json"
+    ),
+    keep: Annotated[bool, typer.Option("--keep/--ablate", help="Keep the best, or ablate.")] = True,
+    ks: Annotated[str, typer.Option(help="auto, all, or numbers: 0,1,5,20.")] = "auto",
+    reference: Annotated[
+        str, typer.Option(help="What the other heads give: counterfactual, mean or zero.")
+    ] = "counterfactual",
+    orders: Annotated[int, typer.Option(help="Random orders, at least 20.")] = 20,
+    threshold: Annotated[float, typer.Option(help="The share explained that k is for.")] = 0.9,
+    n: Annotated[
+        int | None, typer.Option(help="Examples. Default: 100, or what a file has left.")
+    ] = None,
+    split: Annotated[str | None, typer.Option(help="rank, curve or all.")] = None,
+    same_prompts: Annotated[
+        bool, typer.Option("--same-prompts", help="Those of the ranking; marked in-sample.")
+    ] = False,
+    per_prompt: Annotated[
+        bool, typer.Option("--per-prompt", help="An order for each prompt; in-sample.")
+    ] = False,
+    measure: MeasureName = None,
+    seed: Seed = 0,
+    folder: Annotated[Path, typer.Option("--out", help="Where figure and numbers go.")] = Path(
+        "headlab-curve"
+    ),
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Prove an order of heads: the effect explained with k of them, beside random orders."""
+    from headlab.scores import read_scores
+    from headlab.tasks import find_task
+
+    numbers = _numbers(ks)
+    if reference not in ("zero", "mean", "counterfactual"):
+        raise HeadlabError(f"--reference is zero, mean or counterfactual, not {reference!r}")
+    ranked = read_scores(scores)
+    found = find_task(task)
+    if isinstance(found, Path):
+        from headlab.tasks.jsonl import read_examples
+
+        read_examples(found)
+    require_folder(folder)
+    silent = quiet or as_json
+    loaded = load_model(model, loading, silent)
+    from headlab.curves import curve as run
+    from headlab.figures import save
+    from headlab.tasks import make_examples
+
+    again = same_prompts or per_prompt
+    if again and not isinstance(found, Path):
+        n = n or len(ranked.examples)
+    without = frozenset() if again else frozenset(ranked.examples)
+    examples = make_examples(loaded, task, n, seed, split, without)  # type: ignore[arg-type]
+    if per_prompt:
+        examples = [example for example in examples if example.id in ranked.examples]
+    if not examples:
+        raise HeadlabError(
+            f"the ranking has used every example of {task}; rank with --split rank, or say "
+            "--same-prompts for a curve that is in-sample"
+        )
+    chosen = measure_for(task, examples, measure or ranked.measure or None)
+    stand_in: Any = reference
+    if reference == "mean":
+        from headlab.gates import mean_reference
+
+        stand_in = mean_reference(loaded, [example.prompt for example in examples])
+    with progress("keeping heads" if keep else "ablating heads", None, silent) as advance:
+        made = run(
+            loaded,
+            examples,
+            ranked,
+            "keep" if keep else "ablate",
+            ks=numbers,
+            reference=stand_in,
+            orders=orders,
+            threshold=threshold,
+            measure_by=chosen,
+            same_prompts=same_prompts,
+            per_prompt=per_prompt,
+            seed=seed,
+            progress=advance,
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = made.table().to_dict("records")
+    path = save(made.plot(), folder, "curve", rows).resolve()
+    write_whole(folder / "curve.json", to_json(made.as_dict()) + "\n")
+    if as_json:
+        print_json(made.as_dict())
+        return
+    if not quiet:
+        print_curve(made)
+    print(path)
+
+
+def _numbers(ks: str) -> Any:
+    if ks in ("auto", "all"):
+        return ks
+    try:
+        return [int(k) for k in ks.split(",")]
+    except ValueError:
+        raise HeadlabError(f"--ks is auto, all or numbers like 0,1,5,20, not {ks!r}") from None

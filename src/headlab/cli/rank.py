@@ -1,0 +1,128 @@
+"""headlab rank"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headlab.cli.app import app
+from headlab.cli.options import (
+    AsJson,
+    MeasureName,
+    ModelName,
+    Quiet,
+    Seed,
+    TaskName,
+    load_model,
+    loads_a_model,
+    progress,
+)
+from headlab.cli.printing import print_json, print_scores
+from headlab.errors import HeadlabError
+from headlab.files import require_folder
+
+if TYPE_CHECKING:
+    from headlab.examples import Example
+    from headlab.measures import Measure
+
+
+@app.command(epilog="Example: headlab rank smollm2 ioi --method patch --n 32")
+@loads_a_model
+def rank(
+    model: ModelName,
+    task: TaskName,
+    loading: dict[str, Any],
+    method: Annotated[
+        str, typer.Option(help="ablate, patch, attribute or random.", show_default=True)
+    ] = "patch",
+    direction: Annotated[
+        str, typer.Option(help="patch, attribute: noising (the clean run) or denoising.")
+    ] = "noising",
+    steps: Annotated[
+        int, typer.Option(help="attribute: 1 is the plain gradient, more integrates.")
+    ] = 1,
+    reference: Annotated[
+        str | None, typer.Option(help="ablate, attribute: zero, mean or counterfactual.")
+    ] = None,
+    n: Annotated[
+        int | None, typer.Option(help="Examples. Default: 100, or every line of a file.")
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option(help="rank, curve or all: a half that the other does not have.")
+    ] = None,
+    measure: MeasureName = None,
+    seed: Seed = 0,
+    top: Annotated[int, typer.Option(help="Rows of the table.", min=1)] = 10,
+    out: Annotated[
+        Path, typer.Option("--out", help="The scores; map and values beside it.")
+    ] = Path("scores.json"),
+    format: Annotated[str, typer.Option(help="headlab, or mib: a circuit as in MIB.")] = "headlab",
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Give every head a score: how much of the task it carries."""
+    from headlab.ranking import require_method
+    from headlab.tasks import find_task
+
+    require_method(method, direction, steps)
+    if format not in ("headlab", "mib"):
+        raise HeadlabError(f"the format is headlab or mib, not {format!r}")
+    if reference not in (None, "zero", "mean", "counterfactual"):
+        raise HeadlabError(f"--reference is zero, mean or counterfactual, not {reference!r}")
+    found = find_task(task)
+    if isinstance(found, Path):
+        from headlab.tasks.jsonl import read_examples
+
+        read_examples(found)  # wrong lines are named before a model is loaded
+    require_folder(out.parent)
+    if out.is_dir():
+        raise HeadlabError(f"{out} is a folder; give a file, e.g. {out / 'scores.json'}")
+    silent = quiet or as_json
+    loaded = load_model(model, loading, silent)
+    from headlab.figures import save_head_map
+    from headlab.ranking import rank as run
+    from headlab.scores import write_scores
+    from headlab.tasks import make_examples
+
+    examples = make_examples(loaded, task, n, seed, split)  # type: ignore[arg-type]
+    chosen = measure_for(task, examples, measure)
+    stand_in: Any = reference
+    if reference == "mean":
+        from headlab.gates import mean_reference
+
+        stand_in = mean_reference(loaded, [example.prompt for example in examples])
+    heads = loaded.n_layers * loaded.n_heads
+    total = len(examples) * {"attribute": steps, "random": 0}.get(method, heads)
+    with progress(f"ranking {heads} heads", total, silent) as advance:
+        scores = run(
+            loaded,
+            examples,
+            method,
+            chosen,
+            reference=stand_in,
+            direction=direction,  # type: ignore[arg-type]
+            steps=steps,
+            seed=seed,
+            task=task,
+            progress=advance,
+        )
+    write_scores(scores, out, mib=format == "mib")
+    save_head_map(scores, out.parent, out.stem)
+    if as_json:
+        print_json(scores.as_dict())
+        return
+    if not quiet:
+        print_scores(scores, top)
+    print(out.resolve())
+
+
+def measure_for(task: str, examples: list[Example], given: str | None) -> Measure:
+    """The measure asked for, or the task's own, or what the examples allow."""
+    from headlab.measures import find_measure
+    from headlab.ranking import default_measure
+    from headlab.tasks import TASKS
+
+    own = TASKS[task].measure if task in TASKS else default_measure(examples)
+    return find_measure(given or own)
