@@ -414,3 +414,132 @@ def test_the_demo_refuses_a_folder_it_cannot_make(tmp_path):
     (tmp_path / "file").write_text("")
     sentence = error_of(run("demo", "--out", str(tmp_path / "file" / "x"), "--quiet"))
     assert "is a file" in sentence
+
+
+# --- tasks, rankings, curves ---
+
+
+@pytest.fixture
+def paired(tmp_path: Path) -> str:
+    """Twelve pairs that end alike, so that the tiny model's random effect is more than chance."""
+    words = ["cat", "mat", "apple", "john", "mary", "sat"]
+    records = [
+        {
+            "prompt": f"the {a} gave the",
+            "target": f" {a}",
+            "counterfactual": f"the {b} gave the",
+            "wrong": [f" {b}"],
+        }
+        for a in words[:4]
+        for b in words[:4]
+        if a != b
+    ]
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("\n".join(json.dumps(record) for record in records))
+    return str(path)
+
+
+def test_tasks_are_listed_and_shown(folder, paired):
+    listed = run("tasks").stdout
+    for name in ("ioi", "ioi-long", "greater-than", "docstring", "FILE.jsonl"):
+        assert name in listed
+    assert [task["name"] for task in json.loads(run("tasks", "--json").stdout)] == [
+        "ioi",
+        "ioi-long",
+        "greater-than",
+        "docstring",
+    ]
+    shown = run("tasks", "show", paired, "--model", folder, "--n", "2").stdout
+    assert "the cat gave the" in shown
+    assert "counterfactual: the mat gave the" in shown
+    record = json.loads(run("tasks", "show", paired, "--model", folder, "--json").stdout)
+    assert len(record) == 5
+    assert record[0]["wrong"] == [" mat"]
+    assert "did you mean 'ioi'" in error_of(run("tasks", "show", "iol"))
+    assert "names of ioi must be single tokens" in error_of(
+        run("tasks", "show", "ioi", "--model", folder, "--quiet")
+    )
+    assert "Example: headlab tasks show" in run("tasks", "show", "--help").stdout
+
+
+def test_rank_writes_scores_that_curve_reads(folder, paired, tmp_path):
+    scores = tmp_path / "out" / "scores.json"
+    result = run("rank", folder, paired, "--split", "rank", "--out", str(scores), "--top", "4")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == str(scores)
+    assert "(noising)" in result.stdout
+    names = sorted(path.name for path in scores.parent.iterdir())
+    assert names == ["scores.csv", "scores.json", "scores.parquet", "scores.pdf", "scores.png"]
+    record = json.loads(scores.read_text())
+    assert record["task"] == paired
+    assert len(record["examples"]) == 6
+    model = headlab.load(folder)
+    used = [example for example in read_examples(paired) if example.id in record["examples"]]
+    expected = headlab.rank(model, used, "patch")
+    for head in expected.order():
+        assert record["heads"][str(head)]["score"] == pytest.approx(
+            float(expected.score[head]), abs=1e-5
+        )
+    out = tmp_path / "curve"
+    arguments = ["curve", folder, paired, "--scores", str(scores), "--out", str(out)]
+    result = run(*arguments, "--reference", "zero")
+    if result.exit_code:  # a random model may well have no effect: then one sentence says so
+        assert "there is nothing to explain" in error_of(result)
+        return
+    assert "beats" in result.stdout
+    assert sorted(path.name for path in out.iterdir()) == [
+        "curve.csv",
+        "curve.json",
+        "curve.pdf",
+        "curve.png",
+    ]
+    summary = json.loads((out / "curve.json").read_text())
+    assert not set(summary["examples"]) & set(record["examples"])
+    assert not summary["in_sample"]
+
+
+def test_a_curve_takes_no_prompt_of_the_ranking(folder, paired, tmp_path):
+    scores = str(tmp_path / "scores.json")
+    assert run("rank", folder, paired, "--out", scores, "-q").exit_code == 0
+    sentence = error_of(run("curve", folder, paired, "--scores", scores, "-q"))
+    assert "the ranking has used every example" in sentence
+    assert "--same-prompts" in sentence
+
+
+def test_mib_format_goes_out_and_in(folder, paired, tmp_path):
+    path = tmp_path / "mib.json"
+    assert run("rank", folder, paired, "--out", str(path), "--format", "mib", "-q").exit_code == 0
+    assert "a1.h1" in json.loads(path.read_text())["nodes"]
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["rank", "MODEL", "iol"], "no task 'iol'; did you mean 'ioi'?"),
+        (
+            ["rank", "MODEL", "DATA", "--method", "patches"],
+            "no method 'patches'; did you mean 'patch'?",
+        ),
+        (["rank", "MODEL", "DATA", "--direction", "up"], "noising or denoising, not 'up'"),
+        (
+            ["rank", "MODEL", "DATA", "--method", "ablate", "--direction", "denoising"],
+            "not to ablate",
+        ),
+        (["rank", "MODEL", "DATA", "--steps", "0"], "at least one step"),
+        (["rank", "MODEL", "DATA", "--steps", "3"], "steps are of attribute"),
+        (["rank", "MODEL", "DATA", "--split", "half"], "a split is rank, curve or all"),
+        (["rank", "MODEL", "DATA", "--n", "0"], "at least one example"),
+        (["rank", "MODEL", "DATA", "--format", "xml"], "headlab or mib"),
+        (["rank", "MODEL", "DATA", "--measure", "kll"], "did you mean 'kl'?"),
+        (["rank", "MODEL", "DATA", "--out", "/proc/x/s.json"], "cannot write to /proc"),
+        (["rank", "MODEL", "/no/file.jsonl"], "no file /no/file.jsonl"),
+        (["rank", "MODEL", "ioi"], "names of ioi must be single tokens"),
+        (["curve", "MODEL", "DATA", "--scores", "/no/scores.json"], "no file /no/scores.json"),
+        (["curve", "MODEL", "DATA", "--ks", "1,two"], "--ks is auto, all or numbers"),
+        (["curve", "MODEL", "DATA", "--reference", "one"], "zero, mean or counterfactual"),
+    ],
+)
+def test_wrong_uses_of_rank_and_curve(folder, paired, tmp_path, args, sentence):
+    args = [{"MODEL": folder, "DATA": paired}.get(arg, arg) for arg in args]
+    out = [] if "--out" in args else ["--out", str(tmp_path / "o" / "s.json")]
+    assert sentence in error_of(run(*args, "--quiet", *out))

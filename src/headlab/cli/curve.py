@@ -61,6 +61,7 @@ def curve(
     quiet: Quiet = False,
 ) -> None:
     """Prove an order of heads: the effect explained with k of them, beside random orders."""
+    from headlab.measures import find_measure
     from headlab.scores import read_scores
     from headlab.tasks import find_task
 
@@ -68,6 +69,8 @@ def curve(
     if reference not in ("zero", "mean", "counterfactual"):
         raise HeadlabError(f"--reference is zero, mean or counterfactual, not {reference!r}")
     ranked = read_scores(scores)
+    if measure is not None:
+        find_measure(measure)
     found = find_task(task)
     if isinstance(found, Path):
         from headlab.tasks.jsonl import read_examples

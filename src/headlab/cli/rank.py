@@ -63,6 +63,7 @@ def rank(
     quiet: Quiet = False,
 ) -> None:
     """Give every head a score: how much of the task it carries."""
+    from headlab.measures import find_measure
     from headlab.ranking import require_method
     from headlab.tasks import find_task
 
@@ -71,6 +72,8 @@ def rank(
         raise HeadlabError(f"the format is headlab or mib, not {format!r}")
     if reference not in (None, "zero", "mean", "counterfactual"):
         raise HeadlabError(f"--reference is zero, mean or counterfactual, not {reference!r}")
+    if measure is not None:
+        find_measure(measure)
     found = find_task(task)
     if isinstance(found, Path):
         from headlab.tasks.jsonl import read_examples

@@ -54,6 +54,8 @@ def curve(
     chosen = find_measure(measure_by or scores.measure or default_measure(examples))
     named = name_examples(examples)
     _require(model, named, scores, mode, orders, threshold, same_prompts or per_prompt)
+    if reference == "counterfactual":
+        _require_pairs(model, named)
     used = set(scores.examples) & {example.id for example in named}
     work = _Work(model, named, chosen, reference, mode, progress)
     clean, none = work.ends()
@@ -191,6 +193,19 @@ def _require(
             f"the ranking has used {len(used)} of these examples ({used[0]} ...); take others, or "
             "say that the curve is in-sample (same prompts)"
         )
+
+
+def _require_pairs(model: Model, examples: list[Example]) -> None:
+    """Only where both prompts end in one token does keeping no head give the counterfactual run."""
+    for example in examples:
+        if example.counterfactual is None:
+            raise HeadlabError(f"{example.name} has no counterfactual; give another reference")
+        if model.ids(example.prompt)[-1] != model.ids(example.counterfactual)[-1]:
+            raise HeadlabError(
+                f"{example.name} and its counterfactual end differently, in "
+                f"{model.token_texts(model.ids(example.prompt)[-1:])[0]!r} and "
+                f"{model.token_texts(model.ids(example.counterfactual)[-1:])[0]!r}"
+            )
 
 
 def _wanted_ks(ks: Sequence[int] | str, n_heads: int) -> list[int]:

@@ -1,0 +1,113 @@
+"""A small model built by hand: three heads, and no others, carry the first word to the answer.
+
+L0H1 copies each position's token to the next; L1H0 and L1H2, at the last position, each bring half
+of what L0H1 left at position 1 to the output. Every other head has small random weights; MLPs are
+zero.
+"""
+
+from __future__ import annotations
+
+import torch
+import transformers as hf
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from headlab import Example, Head, Model, check
+
+CARRIERS = {Head(0, 1), Head(1, 0), Head(1, 2)}
+_NAMES = [f"n{number}" for number in range(16)]
+_WIDTH, _HEADS = 16, 4
+# The residual stream: token code, moved code, output code, position; 16 dimensions each.
+_TOKEN, _MOVED, _OUTPUT, _PLACE = (range(start, start + 16) for start in (0, 16, 32, 48))
+
+
+def planted() -> Model:
+    words = [*_NAMES, "is", "the", "word"]
+    core = Tokenizer(models.WordLevel({w: n for n, w in enumerate(words)}, unk_token="word"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    config = hf.GPT2Config(
+        vocab_size=len(words),
+        n_positions=16,
+        n_embd=64,
+        n_layer=2,
+        n_head=_HEADS,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    torch.manual_seed(0)
+    network = hf.GPT2LMHeadModel(config).eval()
+    with torch.no_grad():
+        _plant(network)
+    model = Model(network, hf.PreTrainedTokenizerFast(tokenizer_object=core), name="planted")
+    check(model).require()
+    return model
+
+
+def pairs(n: int, seed: int = 0) -> list[Example]:
+    """The first word is the answer; in the counterfactual it is another one."""
+    random = torch.Generator().manual_seed(seed)
+    found = []
+    for number in range(n):
+        right, wrong = (_NAMES[i] for i in torch.randperm(16, generator=random)[:2])
+        found.append(
+            Example(
+                f"{right} is the word",
+                f" {right}",
+                counterfactual=f"{wrong} is the word",
+                wrong=(f" {wrong}",),
+                id=f"pair-{seed}-{number}",
+            )
+        )
+    return found
+
+
+def _plant(network: hf.GPT2LMHeadModel) -> None:
+    body = network.transformer
+    body.wte.weight.zero_()
+    body.wpe.weight.zero_()
+    network.lm_head.weight.zero_()
+    for number in range(16):
+        body.wte.weight[number, _TOKEN[number]] = 1
+        network.lm_head.weight[number, _OUTPUT[number]] = 1
+        body.wpe.weight[number, _PLACE[number]] = 1
+    for block in body.h:
+        block.mlp.c_proj.weight.zero_()
+        block.mlp.c_proj.bias.zero_()
+        block.attn.c_attn.weight.normal_(0, 0.02)
+        block.attn.c_proj.weight.normal_(0, 0.02)
+    copy = _Writer(body.h[0].attn, 1)
+    for place in range(15):
+        copy.query(_PLACE[place], place)
+        copy.key(_PLACE[place], place + 1)  # the position before
+    copy.carry(_TOKEN, _MOVED, 1.0)
+    for head in (0, 2):
+        bring = _Writer(body.h[1].attn, head)
+        bring.query(_PLACE[3], 0)
+        bring.key(_PLACE[1], 0)
+        bring.carry(_MOVED, _OUTPUT, 0.5)
+
+
+class _Writer:
+    """Sets the weights of one head of a GPT-2 attention."""
+
+    def __init__(self, attention: torch.nn.Module, head: int):
+        self._all, self._out = attention.c_attn.weight, attention.c_proj.weight
+        self._first = head * _WIDTH
+        for part in range(3):
+            self._all[:, self._columns(part)] = 0
+        self._out[self._first : self._first + _WIDTH] = 0
+
+    def _columns(self, part: int) -> slice:
+        start = part * _HEADS * _WIDTH + self._first
+        return slice(start, start + _WIDTH)
+
+    def query(self, dimension: int, slot: int) -> None:
+        self._all[dimension, self._columns(0).start + slot] = 2
+
+    def key(self, dimension: int, slot: int) -> None:
+        self._all[dimension, self._columns(1).start + slot] = 2
+
+    def carry(self, read: range, write: range, weight: float) -> None:
+        for slot in range(_WIDTH):
+            self._all[read[slot], self._columns(2).start + slot] = 1
+            self._out[self._first + slot, write[slot]] = weight
