@@ -109,7 +109,7 @@ def test_attribution_is_the_exact_score_of_a_small_step(name):
     wide = name not in ("mixtral", "qwen3-moe")  # whose experts' kernel has no float64
     made = Model(network.double() if wide else network, tiny_tokenizer(), name=name)
     check(made)
-    step = 0.001 if wide else 0.01
+    step = 0.001  # small enough that no router sends a token to another expert
     gradient = rank(made, PAIRS, "attribute", "logit-diff")
     small = rank(made, PAIRS, "patch", "logit-diff", scale=1 - step)
     error = (small.values / step - gradient.values).abs().max()

@@ -113,7 +113,7 @@ def head_map(scores: HeadScores, caption: str, title: str = "", label: str = "")
                 axis.text(
                     *head,
                     f"L{head.layer}\nH{head.head}",
-                    fontsize=4.5,
+                    fontsize=5.5,
                     ha="center",
                     va="center",
                     color="white" if strong else "black",
