@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 
 import pytest
+import transformers as hf
 from tiny import tiny, tiny_tokenizer, worded
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from headlab import HeadlabError, Model
-from headlab.tasks import ioi
+from headlab.tasks import docstring, greater_than, ioi, make_examples
 from headlab.tasks.jsonl import LONGEST_LINE, read_examples
 from headlab.tasks.words import NAMES, single_tokens
+from headlab.texts import Texts
 
 
 def test_ioi_asks_for_the_name_that_is_not_repeated():
@@ -58,6 +62,113 @@ def test_names_that_are_several_tokens_are_refused():
     with pytest.raises(HeadlabError, match="the names of ioi must be single tokens, and only 0 of"):
         ioi.generate(model, 4)
     assert single_tokens(model, ["cat", "mat", "zebra"], 1, "words") == ["cat", "mat"]
+
+
+def numbered(split: str) -> Texts:
+    """Words of the generated tasks as tokens, and numbers: a token a digit, two, or three."""
+    words = {*docstring.NAMES, *docstring.WORDS, *greater_than.NOUNS, "and", "year", "the", "def"}
+    words |= {f"{n:0{width}d}" for width in (1, 2, 3) for n in range(10**width)}
+    core = Tokenizer(models.WordLevel({w: n for n, w in enumerate(sorted(words))}, unk_token="the"))
+    size = {"digit": 1, "pair": 2, "three": 3}[split]
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Whitespace(),
+            pre_tokenizers.Split(Regex(f"[0-9]{{1,{size}}}"), "isolated"),
+        ]
+    )
+    return Texts(hf.PreTrainedTokenizerFast(tokenizer_object=core), split)
+
+
+@pytest.mark.parametrize("split", ["digit", "pair"])
+def test_greater_than_asks_for_a_later_year(split):
+    texts = numbered(split)
+    examples = greater_than.generate(texts, 200)
+    for example in examples:
+        year = next(part for part in re.findall(r"[0-9]+", example.prompt) if len(part) == 4)
+        assert example.prompt.endswith(year[:2])
+        assert 11 <= int(year[:2]) <= 17
+        right = {int(answer) for answer in (example.target, *example.also_right)}
+        wrong = {int(answer) for answer in example.wrong}
+        if split == "pair":
+            assert right == set(range(int(year[2:]) + 1, 100))
+            assert wrong == set(range(int(year[2:]) + 1))
+        else:  # the tens; the equal one is neither right nor wrong
+            tens = int(year[2])
+            assert 2 <= tens <= 7
+            assert right == set(range(tens + 1, 10))
+            assert wrong == set(range(tens))
+        assert example.counterfactual == example.prompt.replace(year, f"{year[:2]}01", 1)
+        ours, theirs = texts.ids(example.prompt), texts.ids(example.counterfactual)
+        assert len(ours) == len(theirs)
+        for answer in example.answers:
+            joined, start = texts.join(example.prompt, answer)
+            assert len(joined) == start + 1, "one token"
+    frames = Counter(re.sub(r"[0-9]+", "0", e.prompt).split("the ")[0] for e in examples)
+    assert len(frames) >= 8
+
+
+def test_years_of_three_and_one_are_refused():
+    with pytest.raises(
+        HeadlabError, match=r"needs years of two tokens \(17\|43\) or a token a digit"
+    ):
+        greater_than.generate(numbered("three"), 4)
+
+
+def test_docstring_asks_for_the_third_argument_that_stands_together():
+    texts = numbered("digit")
+    examples = docstring.generate(texts, 200)
+    for example in examples:
+        arguments = re.search(r"\(self, (.*)\):", example.prompt)[1].split(", ")
+        first, second = re.findall(r":param (\w+):", example.prompt)
+        assert len(set(arguments)) == 6
+        at = arguments.index(first)
+        assert arguments[at + 1] == second
+        assert arguments[at + 2] == example.target.strip()
+        others = set(arguments) - {example.target.strip()}
+        assert {answer.strip() for answer in example.wrong} == others
+        others = re.search(r"\(self, (.*)\):", example.counterfactual)[1].split(", ")
+        assert [a == b for a, b in zip(arguments, others, strict=True)].count(False) == 3
+        assert not {first, second, example.target.strip()} & set(others)
+        assert len(texts.ids(example.prompt)) == len(texts.ids(example.counterfactual))
+    shapes = Counter(example.category for example in examples)
+    assert max(shapes.values()) <= 0.1 * len(examples)
+
+
+def test_ioi_long_is_ioi_after_a_sentence():
+    for example in ioi.generate_long(worded(), 30):
+        opening = next(each for each in ioi.OPENINGS if example.prompt.startswith(each))
+        assert example.counterfactual.startswith(opening)
+        assert example.prompt.count(example.wrong[0].strip()) == 2
+
+
+# --- which examples a command takes ---
+
+
+def test_splits_are_halves_that_share_nothing(tmp_path):
+    lines = [{"prompt": f"p{n}", "target": " t"} for n in range(11)]
+    path = str(write(tmp_path / "x.jsonl", *lines))
+    for task, n in ((path, None), ("ioi", 20)):
+        rank_, curve_ = (
+            make_examples(worded(), task, n, split=split) for split in ("rank", "curve")
+        )
+        assert not {e.id for e in rank_} & {e.id for e in curve_}
+        assert make_examples(worded(), task, n, split="rank") == rank_
+    assert len(make_examples(worded(), path)) == 11
+    assert len(make_examples(worded(), path, split="rank")) == 6
+    assert len(make_examples(worded(), path, split="curve")) == 5
+    assert len(make_examples(worded(), path, 3)) == 3
+
+
+def test_used_examples_are_left_out():
+    used = {example.id for example in make_examples(worded(), "ioi", 10)}
+    others = make_examples(worded(), "ioi", 10, without=used)
+    assert len(others) == 10
+    assert not used & {example.id for example in others}
+
+
+def test_an_unknown_task_is_named_with_the_nearest():
+    with pytest.raises(HeadlabError, match="no task 'docstrin'; did you mean 'docstring'"):
+        make_examples(worded(), "docstrin")
 
 
 # --- files ---
