@@ -80,6 +80,7 @@ def curve(
     silent = quiet or as_json
     loaded = load_model(model, loading, silent)
     from headlab.curves import curve as run
+    from headlab.curves import expected_masks
     from headlab.figures import save
     from headlab.tasks import make_examples
 
@@ -101,7 +102,9 @@ def curve(
         from headlab.gates import mean_reference
 
         stand_in = mean_reference(loaded, [example.prompt for example in examples])
-    with progress("keeping heads" if keep else "ablating heads", None, silent) as advance:
+    heads = loaded.n_layers * loaded.n_heads
+    total = expected_masks(heads, numbers, orders) * len(examples)
+    with progress("keeping heads" if keep else "ablating heads", total, silent) as advance:
         made = run(
             loaded,
             examples,

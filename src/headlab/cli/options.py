@@ -120,7 +120,7 @@ def load_model(name: str, loading: dict[str, Any], quiet: bool, check: bool = Tr
 
 
 @contextmanager
-def progress(what: str, total: int | None, quiet: bool) -> Iterator[Callable[[int], None]]:
+def progress(what: str, total: int, quiet: bool) -> Iterator[Callable[[int], None]]:
     """A bar with the time left; gives the function that moves it on."""
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:3.0f} %")
     time_left = TimeRemainingColumn()

@@ -103,6 +103,13 @@ def curve(
     )
 
 
+def expected_masks(n_heads: int, ks: Sequence[int] | str, orders: int = MIN_ORDERS) -> int:
+    """About how many masks a curve runs: what its progress counts up to, times the examples."""
+    inner = len({k for k in share_ks(n_heads) if 0 < k < n_heads})
+    filled_in = 24 if ks == "auto" else 0
+    return len(_wanted_ks(ks, n_heads)) + filled_in + 2 * orders * inner
+
+
 class NoEffect(HeadlabError):  # noqa: N818, it is a finding
     """The model does not do the task: there is nothing to explain."""
 
