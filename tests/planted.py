@@ -7,6 +7,8 @@ zero.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 import transformers as hf
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -44,11 +46,13 @@ def planted() -> Model:
 
 
 def pairs(n: int, seed: int = 0) -> list[Example]:
-    """The first word is the answer; in the counterfactual it is another one."""
-    random = torch.Generator().manual_seed(seed)
+    """The first word is the answer; in the counterfactual it is another one. At most 40; those of
+    one seed are not those of another."""
+    both = [(a, b) for a in range(16) for b in range(16) if a != b]
+    order = torch.randperm(len(both), generator=torch.Generator().manual_seed(0)).tolist()
     found = []
     for number in range(n):
-        right, wrong = (_NAMES[i] for i in torch.randperm(16, generator=random)[:2])
+        right, wrong = (_NAMES[i] for i in both[order[40 * seed + number]])
         found.append(
             Example(
                 f"{right} is the word",
@@ -59,6 +63,14 @@ def pairs(n: int, seed: int = 0) -> list[Example]:
             )
         )
     return found
+
+
+def save_planted(folder: Path) -> Path:
+    """A model folder as a user would have it."""
+    model = planted()
+    model.hf.save_pretrained(folder)
+    model.tokenizer.save_pretrained(folder)
+    return folder
 
 
 def _plant(network: hf.GPT2LMHeadModel) -> None:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from planted import pairs, save_planted
 from tiny import save_tiny
 from typer.testing import CliRunner
 
@@ -480,22 +481,86 @@ def test_rank_writes_scores_that_curve_reads(folder, paired, tmp_path):
         assert record["heads"][str(head)]["score"] == pytest.approx(
             float(expected.score[head]), abs=1e-5
         )
+
+
+@pytest.fixture(scope="session")
+def planted_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model in which three known heads carry the answer, and forty examples beside it."""
+    folder = save_planted(tmp_path_factory.mktemp("models") / "planted")
+    lines = [json.dumps(example.as_dict()) for example in pairs(40)]
+    (folder / "pairs.jsonl").write_text("\n".join(lines))
+    return str(folder)
+
+
+def test_a_curve_from_the_command_line(planted_folder, tmp_path):
+    data, scores = f"{planted_folder}/pairs.jsonl", str(tmp_path / "scores.json")
+    assert (
+        run("rank", planted_folder, data, "--split", "rank", "--out", scores, "-q").exit_code == 0
+    )
+    ranked = json.loads(Path(scores).read_text())
     out = tmp_path / "curve"
-    arguments = ["curve", folder, paired, "--scores", str(scores), "--out", str(out)]
-    result = run(*arguments, "--reference", "zero")
-    if result.exit_code:  # a random model may well have no effect: then one sentence says so
-        assert "there is nothing to explain" in error_of(result)
-        return
-    assert "beats" in result.stdout
+
+    def curve(*args: str) -> dict:
+        command = ["curve", planted_folder, data, "--scores", scores, "--out", str(out)]
+        result = run(*command, "--json", *args)
+        assert result.exit_code == 0, result.stderr
+        return json.loads(result.stdout)
+
+    kept = curve()
     assert sorted(path.name for path in out.iterdir()) == [
         "curve.csv",
         "curve.json",
         "curve.pdf",
         "curve.png",
     ]
-    summary = json.loads((out / "curve.json").read_text())
-    assert not set(summary["examples"]) & set(record["examples"])
-    assert not summary["in_sample"]
+    assert json.loads((out / "curve.json").read_text()) == kept
+    assert (kept["n"], kept["in_sample"], kept["mode"]) == (20, False, "keep")
+    assert not set(kept["examples"]) & set(ranked["examples"])
+    assert kept["crossings"]["k90"]["first"] == 3
+    assert curve("--ablate")["crossings"]["k90"]["first"] == 1
+    assert "k50" in curve("--threshold", "0.5")["crossings"]
+    same = curve("--same-prompts")
+    assert (same["n"], same["in_sample"]) == (20, True)
+    assert set(same["examples"]) == set(ranked["examples"])
+    each = curve("--per-prompt")
+    assert (each["in_sample"], each["per_prompt"]) == (True, True)
+    assert curve("--reference", "zero")["reference"] == "zero"
+    assert curve("--n", "5", "--ks", "0,3,8")["n"] == 5
+    text = run("curve", planted_folder, data, "--scores", scores, "--out", str(out)).stdout
+    assert "k90" in text
+    assert "held out" in text
+    assert "CPR" in text
+    assert (
+        "error: k runs from 0 to 8"
+        in run("curve", planted_folder, data, "--scores", scores, "--ks", "9", "-q").stderr
+    )
+
+
+def test_options_reach_the_ranking(planted_folder, tmp_path):
+    data = f"{planted_folder}/pairs.jsonl"
+
+    def heads(*args: str) -> dict:
+        out = str(tmp_path / "s.json")
+        result = run("rank", planted_folder, data, "--n", "6", "--out", out, "--json", *args)
+        assert result.exit_code == 0, result.stderr
+        return json.loads(result.stdout)
+
+    records = [
+        heads(),
+        heads("--direction", "denoising"),
+        heads("--method", "ablate"),
+        heads("--method", "ablate", "--reference", "mean"),
+        heads("--method", "attribute"),
+        heads("--method", "attribute", "--steps", "4"),
+        heads("--method", "random", "--seed", "1"),
+        heads("--method", "random", "--seed", "2"),
+        heads("--measure", "prob-diff"),
+    ]
+    scored = [json.dumps(record["heads"]) for record in records]
+    assert len(set(scored)) == len(scored)
+    text = run("rank", planted_folder, data, "--n", "6", "--method", "random",
+               "--out", str(tmp_path / "s.json")).stdout  # fmt: skip
+    assert "by chance" not in text
 
 
 def test_a_curve_takes_no_prompt_of_the_ranking(folder, paired, tmp_path):
@@ -533,6 +598,7 @@ def test_mib_format_goes_out_and_in(folder, paired, tmp_path):
         (["rank", "MODEL", "DATA", "--measure", "kll"], "did you mean 'kl'?"),
         (["rank", "MODEL", "DATA", "--out", "/proc/x/s.json"], "cannot write to /proc"),
         (["rank", "MODEL", "/no/file.jsonl"], "no file /no/file.jsonl"),
+        (["rank", "MODEL", "DATA", "--out", "/dev/null"], "/dev/null is not a file"),
         (["rank", "MODEL", "ioi"], "names of ioi must be single tokens"),
         (["curve", "MODEL", "DATA", "--scores", "/no/scores.json"], "no file /no/scores.json"),
         (["curve", "MODEL", "DATA", "--ks", "1,two"], "--ks is auto, all or numbers"),

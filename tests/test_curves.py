@@ -13,8 +13,10 @@ from tiny import ARCHITECTURES, tiny, tiny_tokenizer
 
 from headlab import Example, Gates, Head, HeadlabError, Model, check, measure, rank
 from headlab.curves import Curve, NoEffect, curve
+from headlab.curves.making import _fill_in, _wanted_ks
 from headlab.curves.orders import ranks_of, shuffled, shuffled_in_layers
 from headlab.curves.record import SHARES, share_ks
+from headlab.gradients import gate_gradients
 from headlab.ranking import swap
 from headlab.scores import HeadScores, read_scores, write_scores
 
@@ -137,14 +139,20 @@ def test_ranks_and_random_orders():
 def test_per_prompt_orders_are_each_examples_own(model):
     examples = pairs(6)
     scores = rank(model, examples, "patch")
+    values = scores.values.clone()
+    values += 20 * torch.rand(values.shape, generator=torch.Generator().manual_seed(0))
+    scores = dataclasses.replace(scores, values=values)  # so that the orders differ
     with pytest.raises(HeadlabError, match="the ranking has used 6 of these examples"):
         curve(model, examples, scores)
+    examples = [examples[i] for i in (3, 0, 5, 1, 4, 2)]  # not in the ranking's order
     made = curve(model, examples, scores, per_prompt=True)
     assert made.in_sample
     assert made.per_prompt
     for column, example in enumerate(examples):
         own = dataclasses.replace(
-            scores, values=scores.values[:, :, [column]], examples=[example.id]
+            scores,
+            values=scores.values[:, :, [scores.examples.index(example.id)]],
+            examples=[example.id],
         )
         top = own.order()[:2]
         gates = Gates.keep(model, top)
@@ -245,6 +253,131 @@ def test_pairs_that_end_differently_have_no_exact_zero_and_are_refused(model):
         curve(model, [*pairs(3, seed=2), odd], scores)
 
 
+def test_the_band_draws_the_same_prompts_for_all_three_means(model):
+    """If every prompt explains the same share, there is no uncertainty, however they differ."""
+    scale = torch.tensor([1.0, 5.0, 20.0, 0.2])
+    made = dataclasses.replace(
+        made_by_hand([0, 0.6, 1]),
+        values=torch.tensor([0.0, 0.6, 1.0])[:, None] * scale + 3,
+        clean=scale + 3,
+        none=torch.full((4,), 3.0),
+    )
+    low, high = made.band
+    assert torch.allclose(low, made.explained, atol=1e-9)
+    assert torch.allclose(high, made.explained, atol=1e-9)
+
+
+def test_a_crossing_is_a_number_of_heads_and_its_interval_where_the_band_crosses():
+    made = made_by_hand([k / 40 for k in range(41)])
+    some = [0, 1, 2, 4, 8, 20, 36, 38, 40]
+    spread = torch.tensor([-2.0, 0.0, 0.0, 2.0]) * 0.2
+    made = dataclasses.replace(made, ks=some, values=made.values[some] + spread)
+    assert made.crossing(0.9) == 36
+    low, high = made.crossing_interval(0.9)
+    upper, lower = made.band[1], made.band[0]
+    assert low == next(k for k, e in zip(some, upper, strict=True) if e >= 0.9)
+    assert high == next((k for k, e in zip(some, lower, strict=True) if e >= 0.9), None)
+    assert low < 36
+
+
+def test_crossings_are_exact_however_coarse_the_grid():
+    """The first one and the last one, by measuring between grid points."""
+    truth = torch.linspace(0, 1, 271).pow(0.2)
+    truth[70:81] = 0.5  # a dip
+    asked = []
+
+    def run(ks):
+        asked.extend(ks)
+        return truth[ks][:, None].repeat(1, 3)
+
+    grid = _wanted_ks("auto", 270)
+    values = dict(zip(grid, run(grid), strict=True))
+    ends = torch.ones(3), torch.zeros(3)
+    _fill_in(values, *ends, "keep", {0.7}, run)
+    done = [k for k in range(271) if truth[k] >= 0.7]
+    ks = sorted(values)
+    found = [k for k in ks if values[k].mean() >= 0.7]
+    assert found[0] == done[0]
+    stay = [k for k in ks if all(values[j].mean() >= 0.7 for j in ks if j >= k)]
+    assert stay[0] == 81 or 70 not in asked, "a dip that was seen is followed to its end"
+    assert len(asked) < 100
+
+
+def test_the_random_lines_of_a_curve_are_what_they_are_called(model, monkeypatch):
+    import headlab.curves.making as making
+
+    seen = []
+    honest = making._Work.run
+
+    def watched(work, orders, ks):
+        seen.append(orders)
+        return honest(work, orders, ks)
+
+    monkeypatch.setattr(making._Work, "run", watched)
+    scores = rank(model, pairs(12), "patch")
+    made = curve(model, pairs(8, seed=1), scores)
+    ranks = ranks_of(scores.score)
+    orders = [order[0] for order in seen[-1]]
+    assert len(orders) == 40
+    counts = [((order < 4).sum(1) == (ranks < 4).sum(1)).all() for order in orders]
+    assert all(counts[20:])
+    assert not all(counts[:20])
+    four = made.random_ks.index(4)
+    for line, offset in ((made.random, 0), (made.matched, 20)):
+        gates = Gates((orders[offset] < 4).float())
+        alone = measure(model, pairs(8, seed=1), gates, "logit-diff", "counterfactual").values[0]
+        assert torch.allclose(line[0, four], alone, atol=1e-4)
+
+
+def test_kl_scores_and_curves_are_the_right_way_up(model):
+    back = rank(model, pairs(6), "patch", "kl", direction="denoising")
+    assert set(back.order()[:3]) == CARRIERS
+    with pytest.raises(HeadlabError, match="kl has no slope where nothing is changed"):
+        rank(model, pairs(6), "attribute", "kl")
+    assert set(rank(model, pairs(6), "attribute", "kl", steps=9).order()[:3]) == CARRIERS
+    scores = rank(model, pairs(6), "patch", "kl")
+    made = curve(model, pairs(6, seed=1), scores)
+    assert made.explained[0] == pytest.approx(0, abs=1e-6)
+    assert made.explained[3] > 0.99
+
+
+def test_denoising_attribution_is_the_slope_with_no_head_of_the_clean_run(model):
+    scores = rank(model, pairs(4), "attribute", direction="denoising")
+    zeros = torch.zeros(2, 4)
+    expected = gate_gradients(model, pairs(4), zeros, "logit-diff", "counterfactual").gradient[0]
+    assert torch.allclose(scores.values, expected.permute(1, 2, 0), atol=1e-5)
+
+
+def test_a_model_that_does_the_opposite_has_no_curve(model):
+    scores = rank(model, pairs(4), "random")
+    turned = [
+        dataclasses.replace(example, target=example.wrong[0], wrong=(example.target,))
+        for example in pairs(6, seed=1)
+    ]
+    with pytest.raises(NoEffect, match="is below 0; there is nothing to explain"):
+        curve(model, turned, scores)
+
+
+def test_used_means_the_same_prompt_not_the_same_id(model):
+    examples = pairs(6)
+    scores = rank(model, [dataclasses.replace(e, id="") for e in examples], "patch")
+    renamed = [dataclasses.replace(e, id=f"new-{e.id}") for e in examples]
+    with pytest.raises(HeadlabError, match="the ranking has used 6 of these examples"):
+        curve(model, renamed, scores)
+    others = [dataclasses.replace(e, id="") for e in pairs(6, seed=1)]
+    assert curve(model, others, scores).in_sample is False
+    with pytest.raises(HeadlabError, match="are the same; give each once"):
+        rank(model, [*examples, dataclasses.replace(examples[0], id="again")], "patch")
+    with pytest.raises(HeadlabError, match="have one id"):
+        rank(model, [examples[0], dataclasses.replace(examples[1], id=examples[0].id)], "patch")
+
+
+def test_a_model_of_one_head_has_a_curve_of_two_points():
+    made = dataclasses.replace(made_by_hand([0, 1]), random_ks=[0, 1])
+    assert made.crossing(0.9) == 1
+    assert share_ks(1)[-1] == 1
+
+
 # --- files ---
 
 
@@ -259,9 +392,16 @@ def test_scores_come_back_as_they_were_written(model, tmp_path):
     assert again.order() == scores.order()
     for name, scored in scores.as_dict()["heads"].items():
         assert again.as_dict()["heads"][name] == pytest.approx(scored)
+    other = rank(model, pairs(3), "random")
+    write_scores(other, tmp_path / "o.json")
+    (tmp_path / "o.parquet").replace(tmp_path / "s.parquet")
+    with pytest.raises(HeadlabError, match=r"s.parquet beside it holds other scores"):
+        read_scores(tmp_path / "s.json")
     (tmp_path / "s.parquet").unlink()
     alone = read_scores(str(tmp_path / "s.json"))
     assert alone.order() == scores.order()
+    with pytest.raises(HeadlabError, match="these hold means alone"):
+        curve(model, pairs(3), alone, per_prompt=True)
 
 
 def test_mib_circuits_are_written_and_read(model, tmp_path):
@@ -269,11 +409,19 @@ def test_mib_circuits_are_written_and_read(model, tmp_path):
     write_scores(scores, tmp_path / "c.json", mib=True)
     record = json.loads((tmp_path / "c.json").read_text())
     assert record["nodes"]["a1.h2"]["in_graph"] is True
+    below = [head for head in scores.heads if scores.score[head] < 0]
+    assert not any(record["nodes"][f"a{h.layer}.h{h.head}"]["in_graph"] for h in below)
+    assert below
+    assert set(record) == {"cfg", "nodes", "edges"}
     assert record["nodes"]["a1.h2"]["score"] == pytest.approx(float(scores.score[1, 2]))
     record["nodes"] |= {"input": {"in_graph": True}, "m0": {"score": 1.0, "in_graph": True}}
     (tmp_path / "c.json").write_text(json.dumps(record))
     again = read_scores(tmp_path / "c.json")
     assert again.order() == scores.order()
+    with pytest.raises(HeadlabError, match="the ranking has used 3 of these"):
+        curve(model, pairs(3), again)
+    unknown = dataclasses.replace(again, fingerprints=[])
+    assert curve(model, pairs(3), unknown, measure_by="logit-diff").in_sample is None
     assert curve(model, pairs(4, seed=1), again, measure_by="logit-diff").explained[3] > 0.99
 
 
@@ -285,6 +433,7 @@ def test_mib_circuits_are_written_and_read(model, tmp_path):
         ("{}", "does not hold scores"),
         ('{"nodes": {"m0": {"score": 1}}}', "no node is a head"),
         ('{"nodes": {"a0.h1": {"score": 1}}}', "1 heads are not 1 layers of 2"),
+        ('{"nodes": {"a0.h0": {"score": NaN}}}', "a0.h0 has no score"),
     ],
 )
 def test_files_that_hold_no_scores(tmp_path, text, sentence):

@@ -135,7 +135,10 @@ def test_docstring_asks_for_the_third_argument_that_stands_together():
 
 
 def test_ioi_long_is_ioi_after_a_sentence():
-    for example in ioi.generate_long(worded(), 30):
+    examples = ioi.generate_long(worded(), 120)
+    openings = Counter(example.prompt.split(".")[0] for example in examples)
+    assert max(openings.values()) == 10, "none makes more than a tenth"
+    for example in examples:
         opening = next(each for each in ioi.OPENINGS if example.prompt.startswith(each))
         assert example.counterfactual.startswith(opening)
         assert example.prompt.count(example.wrong[0].strip()) == 2
@@ -159,11 +162,16 @@ def test_splits_are_halves_that_share_nothing(tmp_path):
     assert len(make_examples(worded(), path, 3)) == 3
 
 
-def test_used_examples_are_left_out():
-    used = {example.id for example in make_examples(worded(), "ioi", 10)}
-    others = make_examples(worded(), "ioi", 10, without=used)
-    assert len(others) == 10
-    assert not used & {example.id for example in others}
+def test_used_examples_are_left_out(tmp_path):
+    for split in (None, "rank"):
+        used = {e.fingerprint for e in make_examples(worded(), "ioi", 10, split=split)}
+        others = make_examples(worded(), "ioi", 10, split=split, without=used)
+        assert len(others) == 10
+        assert not used & {example.fingerprint for example in others}
+    lines = [{"prompt": f"p{n}", "target": " t"} for n in range(4)]
+    path = str(write(tmp_path / "x.jsonl", *lines))
+    first = make_examples(worded(), path, 1)[0].fingerprint
+    assert [e.prompt for e in make_examples(worded(), path, without={first})] == ["p1", "p2", "p3"]
 
 
 def test_an_unknown_task_is_named_with_the_nearest():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -42,14 +43,28 @@ class Example:
         return {key: value for key, value in asdict(self).items() if value}
 
     @property
+    def fingerprint(self) -> str:
+        """The same for the same prompt, target and counterfactual, whatever the id."""
+        told = "\0".join((self.prompt, self.target, self.counterfactual or ""))
+        return hashlib.sha256(told.encode(errors="surrogatepass")).hexdigest()[:16]
+
+    @property
     def name(self) -> str:
         """How messages call it."""
         return f"example {self.id!r}" if self.id else f"the example {self.prompt!r}"
 
 
 def name_examples(examples: Sequence[Example]) -> list[Example]:
-    """The same examples, those without an id named by their number."""
-    return [
+    """The same examples, those without an id named by their number; none may come twice."""
+    named = [
         example if example.id else replace(example, id=str(number))
         for number, example in enumerate(examples, start=1)
     ]
+    for key in ("id", "fingerprint"):
+        seen: dict[str, Example] = {}
+        for example in named:
+            first = seen.setdefault(getattr(example, key), example)
+            if first is not example:
+                what = "have one id" if key == "id" else "are the same"
+                raise HeadlabError(f"{first.name} and {example.name} {what}; give each once")
+    return named

@@ -109,7 +109,7 @@ def head_map(scores: HeadScores, caption: str, title: str = "", label: str = "")
         )
         for head in scores.order(by_size=True)[:_NAMED]:
             strong = abs(float(values[head])) > 0.55 * limit
-            if cell >= 0.24:
+            if cell >= 0.24 and abs(float(values[head])) > 0.15 * limit:
                 axis.text(
                     *head,
                     f"L{head.layer}\nH{head.head}",
@@ -153,7 +153,7 @@ def plot_scores(scores: HeadScores) -> Figure:
     caption = (
         f"{scores.model}, {layers} x {heads} heads{task}; {what}, reference {scores.reference}; "
         f"mean over n = {len(scores.examples)} examples, "
-        f"{float(scores.clean.double().mean()):.3g} with all heads. Noise floor {floor}"
+        f"{float(scores.clean.double().mean()):.3g} {scores.base}. Noise floor {floor}"
         f"{' (dots: heads below it)' if scores.in_noise.any() else ''}."
     )
     label = f"change of {scores.measure}" if scores.shows_change else f"score ({scores.measure})"
@@ -217,17 +217,17 @@ def plot_curve(curve: Curve) -> Figure:
         axis.set_xlim(0, curve.n_heads)
         axis.set_xlabel(f"number of heads {'kept' if curve.mode == 'keep' else 'ablated'}")
         axis.set_ylabel("explained effect")
-        axis.legend(frameon=False, fontsize=7)
-        sample = "in-sample: ranked on the same prompts" if curve.in_sample else "held-out prompts"
+        axis.legend(frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
         each = ", an order for each prompt" if curve.per_prompt else ""
         axis.set_title(f"{curve.task or 'examples'}, {curve.model}", loc="left")
         figure.tight_layout()
         add_caption(
             figure,
             f"{curve.model}, {curve.n_heads} heads ranked by {curve.method}{each}; "
-            f"{curve.measure}, reference {curve.reference}; n = {len(curve.examples)} {sample}. "
+            f"{curve.measure}, reference {curve.reference}; "
+            f"n = {len(curve.examples)} prompts, {curve.sample}. "
             f"Band: 95 % bootstrap over prompts; grey: {len(curve.random)} random orders "
-            f"(mean, 95 % of the orders).",
+            f"(mean, 95 % of the orders; seed {curve.settings.get('seed', 0)}).",
         )
     return figure
 

@@ -14,6 +14,8 @@ from headlab.errors import HeadlabError
 
 def write_whole(path: Path, content: bytes | str) -> None:
     """Write beside `path`, then rename into place: a killed run leaves the old file or none."""
+    if path.exists() and not path.is_file():  # renaming would replace a device or a folder
+        raise HeadlabError(f"{path} is not a file; give another name")
     data = content.encode() if isinstance(content, str) else content
     handle, part = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     try:

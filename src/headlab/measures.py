@@ -82,8 +82,8 @@ MEASURES = {
         ),
         Measure(
             "logit-diff-mean",
-            "logit of the target minus the mean of the wrong answers'",
-            lambda answers: answers.target - answers.wrong.mean(-1),
+            "mean logit of the right answers minus that of the wrong ones",
+            lambda answers: answers.right.mean(-1) - answers.wrong.mean(-1),
             needs_wrong=True,
         ),
         Measure(

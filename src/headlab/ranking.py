@@ -86,6 +86,7 @@ def rank(
         measure=chosen.name,
         reference=reference.kind if isinstance(reference, Reference) else reference,
         examples=[example.id for example in named],
+        fingerprints=[example.fingerprint for example in named],
         scale=scale,
         is_distance=chosen.is_distance,
         settings={
@@ -94,6 +95,11 @@ def rank(
             **({"seed": seed} if method == "random" else {}),
             "dtype": str(model.dtype).removeprefix("torch."),
             "bos": model.bos,
+            "d_model": model.hf.config.get_text_config().hidden_size,
+            "parallel_attn_mlp": bool(
+                getattr(model.hf.config, "use_parallel_residual", False)
+                or getattr(model.hf.config, "parallel_attn", False)
+            ),
             "headlab": __version__,
         },
         **found,
@@ -123,8 +129,11 @@ def require_method(
 
 
 def default_measure(examples: Sequence[Example]) -> str:
-    """The logit difference where every example has a wrong answer, else the target's log-prob."""
-    return "logit-diff" if examples and all(each.wrong for each in examples) else "log-prob"
+    """The logit difference where every example has a wrong answer (the probability difference
+    where some have several right ones), else the target's log-prob."""
+    if not examples or not all(each.wrong for each in examples):
+        return "log-prob"
+    return "prob-diff" if any(each.also_right for each in examples) else "logit-diff"
 
 
 def _reference(
@@ -157,7 +166,7 @@ def _take_away(
     examples = [swap(example) for example in examples] if back else examples
     gates = Gates.each_head(model, scale)
     table = measure(model, examples, gates, chosen, reference, progress=progress)
-    values = table.change if back != chosen.is_distance else -table.change
+    values = table.change if back or chosen.is_distance else -table.change
     largest = values.double().mean(1).abs().topk(min(8, len(values))).indices.tolist()
     work = model, examples, gates, chosen, reference
     return {
@@ -183,6 +192,10 @@ def _attribute(
     progress: Progress | None,
     **_: Any,
 ) -> dict[str, Any]:
+    if steps == 1 and chosen.is_distance and direction == "noising":
+        raise HeadlabError(
+            f"{chosen.name} has no slope where nothing is changed; take --steps 5 or so"
+        )
     if steps == 1:
         at = torch.tensor([0.0 if direction == "denoising" else 1.0])
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -46,6 +47,7 @@ class HeadScores:
     scale: float = 0.0  # the gate of the head that is taken away
     is_distance: bool = False  # the measure is one: scores cannot be negative
     settings: dict[str, Any] = field(default_factory=dict)  # what else it takes to do it again
+    fingerprints: list[str] = field(default_factory=list)  # of the examples; [] where unknown
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -73,6 +75,12 @@ class HeadScores:
         if self.is_distance:
             return ~self.in_noise
         return leaves_out_zero(self.values) & ~self.in_noise
+
+    @property
+    def base(self) -> str:
+        """Which run `clean` is of: putting heads back starts from the counterfactual."""
+        back = self.method == "patch" and self.settings.get("direction") == "denoising"
+        return "on the counterfactual" if back else "with all heads"
 
     @property
     def shows_change(self) -> bool:
@@ -148,6 +156,7 @@ class HeadScores:
             "is_distance": self.is_distance,
             "settings": self.settings,
             "examples": self.examples,
+            "fingerprints": self.fingerprints,
             "clean": float(torch.mean(self.clean.double())),
             "noise_floor": self.noise_floor,
             "heads": heads,
@@ -166,10 +175,10 @@ def write_scores(scores: HeadScores, path: str | Path, mib: bool = False) -> Non
     path = Path(path).expanduser()
     path.parent.mkdir(parents=True, exist_ok=True)
     record = _as_mib(scores) if mib else scores.as_dict()
-    write_whole(path, as_json(record) + "\n")
     table = io.BytesIO()
     scores.table().to_parquet(table, index=False)
     write_whole(path.with_suffix(".parquet"), table.getvalue())
+    write_whole(path, as_json(record) + "\n")
 
 
 def read_scores(path: str | Path) -> HeadScores:
@@ -188,19 +197,23 @@ def read_scores(path: str | Path) -> HeadScores:
         raise HeadlabError(f"{path} is not a JSON file: {error}") from None
     try:
         return _from_mib(record) if "nodes" in record else _from_record(record, path)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise HeadlabError(f"{path} does not hold scores of heads ({error})") from None
+    except KeyError as error:
+        raise HeadlabError(f"{path} does not hold scores of heads: no {error}") from None
+    except (TypeError, ValueError, AttributeError) as error:
+        raise HeadlabError(f"{path} does not hold scores of heads: {error}") from None
 
 
 def _from_record(record: dict[str, Any], path: Path) -> HeadScores:
-    means = {Head.parse(name): float(each["score"]) for name, each in record["heads"].items()}
+    means = {Head.parse(name): _score(name, each) for name, each in record["heads"].items()}
     values = _grid(means)[..., None]
     beside = path.with_suffix(".parquet")
     if beside.is_file():
         table = pd.read_parquet(beside)
         wide = table.pivot(index=["layer", "number"], columns="example", values="score")
-        wide = wide[record["examples"]]
-        values = torch.tensor(wide.to_numpy()).view(*values.shape[:2], -1)
+        each = torch.tensor(wide[record["examples"]].to_numpy()).view(*values.shape[:2], -1)
+        if not torch.allclose(each.mean(-1), values[..., 0], rtol=1e-6, atol=1e-9):
+            raise ValueError(f"{beside.name} beside it holds other scores; rank again")
+        values = each
     return HeadScores(
         model=str(record["model"]),
         task=str(record["task"]),
@@ -214,6 +227,7 @@ def _from_record(record: dict[str, Any], path: Path) -> HeadScores:
         scale=float(record["scale"]),
         is_distance=bool(record["is_distance"]),
         settings=dict(record["settings"]),
+        fingerprints=[str(each) for each in record["fingerprints"]],
     )
 
 
@@ -221,7 +235,18 @@ def _as_mib(scores: HeadScores) -> dict[str, Any]:
     layers, heads = scores.shape
     kept = (scores.score > 0) & ~scores.in_noise
     return {
-        "cfg": {"model": scores.model, "n_layers": layers, "n_heads": heads},
+        "cfg": {
+            "model": scores.model,
+            "n_layers": layers,
+            "n_heads": heads,
+            "d_model": scores.settings.get("d_model"),
+            "parallel_attn_mlp": scores.settings.get("parallel_attn_mlp", False),
+            "task": scores.task,
+            "measure": scores.measure,
+            "reference": scores.reference,
+            "fingerprints": scores.fingerprints,
+        },
+        "edges": {},
         "nodes": {
             f"a{head.layer}.h{head.head}": {
                 "score": float(scores.score[head]),
@@ -236,11 +261,27 @@ def _from_mib(record: dict[str, Any]) -> HeadScores:
     nodes = {name: node for name, node in record["nodes"].items() if _MIB_HEAD.fullmatch(name)}
     if not nodes:
         raise ValueError("no node is a head, a5.h1")
-    means = {Head.parse(name): float(node["score"]) for name, node in nodes.items()}
+    means = {Head.parse(name): _score(name, node) for name, node in nodes.items()}
     settings = record.get("cfg") or {}
     model = settings.get("model") or settings.get("model_name") or ""
-    values = _grid(means)[..., None]
-    return HeadScores(str(model), "", "mib", "", "", [], values, torch.tensor([torch.nan]))
+    return HeadScores(
+        model=str(model),
+        task=str(settings.get("task") or ""),
+        method="mib",
+        measure=str(settings.get("measure") or ""),
+        reference=str(settings.get("reference") or ""),
+        examples=[],
+        values=_grid(means)[..., None],
+        clean=torch.tensor([torch.nan]),
+        fingerprints=list(settings.get("fingerprints") or []),
+    )
+
+
+def _score(name: str, record: Any) -> float:
+    score = record.get("score") if isinstance(record, dict) else None
+    if not isinstance(score, (int, float)) or not math.isfinite(score):
+        raise ValueError(f"{name} has no score")
+    return float(score)
 
 
 def _grid(means: dict[Head, float]) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,6 +24,11 @@ from headlab.cli.rank import measure_for
 from headlab.errors import HeadlabError
 from headlab.files import as_json as to_json
 from headlab.files import require_folder, write_whole
+
+if TYPE_CHECKING:
+    from headlab.examples import Example
+    from headlab.scores import HeadScores
+    from headlab.texts import Texts
 
 
 @app.command(epilog="Example: headlab curve smollm2 ioi --scores scores.json --keep --n 32")
@@ -84,13 +89,11 @@ def curve(
     from headlab.figures import save
     from headlab.tasks import make_examples
 
-    again = same_prompts or per_prompt
-    if again and not isinstance(found, Path):
-        n = n or len(ranked.examples)
-    without = frozenset() if again else frozenset(ranked.examples)
-    examples = make_examples(loaded, task, n, seed, split, without)  # type: ignore[arg-type]
-    if per_prompt:
-        examples = [example for example in examples if example.id in ranked.examples]
+    if same_prompts or per_prompt:
+        examples = _ranked_examples(loaded, task, ranked)
+    else:
+        used = frozenset(ranked.fingerprints)
+        examples = make_examples(loaded, task, n, seed, split, used)  # type: ignore[arg-type]
     if not examples:
         raise HeadlabError(
             f"the ranking has used every example of {task}; rank with --split rank, or say "
@@ -115,6 +118,7 @@ def curve(
             orders=orders,
             threshold=threshold,
             measure_by=chosen,
+            task=task,
             same_prompts=same_prompts,
             per_prompt=per_prompt,
             seed=seed,
@@ -130,6 +134,24 @@ def curve(
     if not quiet:
         print_curve(made)
     print(path)
+
+
+def _ranked_examples(texts: Texts, task: str, ranked: HeadScores) -> list[Example]:
+    """The very examples of the ranking, made or read again."""
+    from headlab.tasks import make_examples
+
+    if not ranked.fingerprints:
+        raise HeadlabError("these scores do not say which prompts they are of")
+    generated = not task.endswith(".jsonl") and "n" in ranked.settings
+    drawn = {key: ranked.settings[key] for key in ("n", "seed", "split")} if generated else {}
+    known = set(ranked.fingerprints)
+    found = [e for e in make_examples(texts, task, **drawn) if e.fingerprint in known]
+    if len(found) < len(known):
+        raise HeadlabError(
+            f"only {len(found)} of the ranking's {len(known)} examples are in {task}; it was of "
+            f"{ranked.task or 'another task'}"
+        )
+    return found
 
 
 def _numbers(ks: str) -> Any:

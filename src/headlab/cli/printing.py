@@ -96,22 +96,25 @@ def print_ablation(result: Ablation) -> None:
 def print_scores(scores: HeadScores, top: int) -> None:
     """The heads that matter most, and how many of the scores are to be believed."""
     shown, (low, high) = scores.shown, scores.shown_interval
+    several = scores.values.shape[-1] > 1 and scores.method != "random"
     beyond, noise = scores.leaves_out_zero, scores.in_noise
     table = new_table("head", "change" if scores.shows_change else "score", "95 % interval", "")
     for head in scores.order(by_size=scores.shows_change)[:top]:
-        interval = f"{low[head]:+.4f} to {high[head]:+.4f}" if len(scores.examples) > 1 else "-"
+        interval = f"{low[head]:+.4f} to {high[head]:+.4f}" if several else "-"
         mark = "in the noise" if noise[head] else "" if beyond[head] else "may be chance"
-        mark = mark if len(scores.examples) > 1 or noise[head] else ""
+        mark = mark if several or noise[head] else ""
         table.add_row(str(head), f"{shown[head]:+.4f}", interval, mark)
     total = scores.shape[0] * scores.shape[1]
-    count = len(scores.examples)
+    count = scores.values.shape[-1]
     examples = f"{count} examples" if count > 1 else "one example"
     out.print(
-        f"{scores.measure} on {examples}, {scores.clean.mean():.4f} with all heads; "
+        f"{scores.measure} on {examples}, {scores.clean.mean():.4f} {scores.base}; "
         f"{_how(scores, total)}, reference {scores.reference}",
         highlight=False,
     )
     out.print(table)
+    if scores.method == "random":
+        return
     if scores.noise_floor is None:
         said = "noise floor not measured"
     else:
@@ -136,23 +139,33 @@ def print_curve(curve: Curve) -> None:
         f"{curve.measure} of {curve.task or 'the examples'}: {summary['clean']:.4f} with all "
         f"{curve.n_heads} heads, {summary['none']:.4f} with none (reference {curve.reference}); "
         f"the effect is {effect['mean']:.4f} ({effect['low']:.4f} to {effect['high']:.4f}), "
-        f"n = {summary['n']} {'in-sample' if curve.in_sample else 'held-out'} examples",
+        f"n = {summary['n']} examples, {curve.sample}",
         highlight=False,
     )
     table = new_table(f"heads {kept}", "first", "95 % interval", "for good", "interval")
     for name, found in summary["crossings"].items():
-        cells = [_count(found["first"]), _span(found["interval"])]
-        cells += [_count(found["stay"]), _span(found["stay_interval"])]
+        cells = [_at(found["first"], curve.ks), _span(found["interval"])]
+        cells += [_at(found["stay"], curve.ks), _span(found["stay_interval"])]
         table.add_row(name, *cells)
     out.print(table)
     areas = summary["random_cpr"]
-    out.print(
-        f"area under the curve (CPR) {curve.cpr:.3f}, from 1 (CMD) {curve.cmd:.3f}; "
-        f"{len(areas)} random orders {sum(areas) / len(areas):.3f} "
-        f"({min(areas):.3f} to {max(areas):.3f}): it beats {100 * curve.beats_random:.0f} % of "
-        f"them, and {100 * curve.beats_matched:.0f} % with as many heads of each layer",
-        highlight=False,
+    if curve.mode == "keep":
+        said = f"area under the curve (CPR) {curve.cpr:.3f}, from 1 (CMD) {curve.cmd:.3f}"
+    else:
+        said = f"area of what remains {curve.cpr:.3f}"
+    said += (
+        f"; {len(areas)} random orders {sum(areas) / len(areas):.3f} "
+        f"({min(areas):.3f} to {max(areas):.3f}): it beats {100 * curve.beats_random:.0f} % of them"
     )
+    if (curve.matched_explained - curve.matched_explained[0]).abs().max() > 0:
+        said += f", and {100 * curve.beats_matched:.0f} % with as many heads of each layer"
+    out.print(said, highlight=False)
+
+
+def _at(k: int | None, ks: list[int]) -> str:
+    """At most k where the one before was not measured."""
+    known = k is None or k == 0 or k - 1 in ks
+    return _count(k) if known else f"at most {k}"
 
 
 def _count(k: int | None) -> str:

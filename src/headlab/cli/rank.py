@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -82,6 +83,8 @@ def rank(
     require_folder(out.parent)
     if out.is_dir():
         raise HeadlabError(f"{out} is a folder; give a file, e.g. {out / 'scores.json'}")
+    if out.exists() and not out.is_file():
+        raise HeadlabError(f"{out} is not a file; give another name")
     silent = quiet or as_json
     loaded = load_model(model, loading, silent)
     from headlab.figures import save_head_map
@@ -111,6 +114,8 @@ def rank(
             task=task,
             progress=advance,
         )
+    drawn = {"n": len(examples), "seed": seed, "split": split}  # to make them again
+    scores = replace(scores, settings={**scores.settings, **drawn})
     write_scores(scores, out, mib=format == "mib")
     save_head_map(scores, out.parent, out.stem)
     if as_json:

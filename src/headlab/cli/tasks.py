@@ -39,7 +39,7 @@ def list_tasks(context: typer.Context, as_json: AsJson = False) -> None:
         "FILE.jsonl",
         "its lines",
         "-",
-        'yours: {"prompt", "target", "counterfactual"?, "wrong"?: \\[...], "category"?, "id"?}',
+        'yours: {"prompt", "target", "counterfactual"?, "wrong"?: \\[...], "also_right"?, ...}',
     )
     out.print(table)
 
@@ -73,7 +73,7 @@ def show(
     for example in examples:
         prompt, target = escape(printable(example.prompt)), escape(printable(example.target))
         out.print(f"[dim]{escape(example.id)}[/]  {escape(example.category)}", highlight=False)
-        out.print(f"  {prompt}[bold cyan]{target}[/]", highlight=False)
+        out.print(f"  {prompt}[bold cyan]\\[{target}][/]", highlight=False)
         if example.also_right:
             out.print(f"  also right: {_listed(example.also_right)}", highlight=False)
         if example.wrong:
@@ -84,5 +84,7 @@ def show(
 
 
 def _listed(answers: tuple[str, ...]) -> str:
+    if len(answers) <= 10:
+        return escape(", ".join(repr(answer) for answer in answers))
     shown = ", ".join(repr(answer) for answer in answers[:6])
-    return escape(f"{shown}, ... {answers[-1]!r}" if len(answers) > 6 else shown)
+    return escape(f"{shown}, ... {answers[-1]!r}")

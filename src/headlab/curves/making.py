@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -36,6 +37,7 @@ def curve(
     orders: int = MIN_ORDERS,
     threshold: float = 0.9,
     measure_by: str | Measure | None = None,
+    task: str = "",
     same_prompts: bool = False,
     per_prompt: bool = False,
     seed: int = 0,
@@ -53,14 +55,15 @@ def curve(
     n_heads = model.n_layers * model.n_heads
     chosen = find_measure(measure_by or scores.measure or default_measure(examples))
     named = name_examples(examples)
-    _require(model, named, scores, mode, orders, threshold, same_prompts or per_prompt)
+    again = same_prompts or per_prompt
+    _require(model, named, scores, mode, orders, threshold, again, per_prompt)
     if reference == "counterfactual":
         _require_pairs(model, named)
-    used = set(scores.examples) & {example.id for example in named}
+    used = set(scores.fingerprints) & {example.fingerprint for example in named}
     work = _Work(model, named, chosen, reference, mode, progress)
     clean, none = work.ends()
     if per_prompt:
-        columns = [scores.examples.index(example.id) for example in named]
+        columns = [scores.fingerprints.index(example.fingerprint) for example in named]
         ranks = torch.stack([ranks_of(scores.values[:, :, column]) for column in columns])
     else:
         ranks = ranks_of(scores.score)[None]  # [example|1, layer, head]
@@ -76,13 +79,15 @@ def curve(
     inner = [
         k for k in random_ks if 0 < k < n_heads
     ]  # no head and all heads: the same in any order
-    found = work.run(others, inner)  # [order, k, example]
+    found = (
+        work.run(others, inner) if inner else torch.empty(len(others), 0, len(named))
+    )  # [order, k, example]
     ends = [values[k].expand(len(found), 1, -1) for k in (0, n_heads)]
     lines = torch.cat([ends[0], found, ends[1]], 1)
     all_ks = sorted(values)
     return Curve(
         model=model.name,
-        task=scores.task,
+        task=task or scores.task,
         mode=mode,
         method=scores.method,
         measure=chosen.name,
@@ -96,10 +101,15 @@ def curve(
         matched=lines[orders:],
         clean=clean,
         none=none,
-        in_sample=per_prompt or bool(used),
+        in_sample=True if per_prompt or used else (False if scores.fingerprints else None),
         per_prompt=per_prompt,
         threshold=threshold,
-        settings={"seed": seed, "orders": orders, "ranking": scores.settings},
+        settings={
+            "seed": seed,
+            "orders": orders,
+            "ranked_on": scores.task,
+            "ranking": scores.settings,
+        },
     )
 
 
@@ -140,17 +150,18 @@ class _Work:
             self._reference,
         )
         clean, none = table.clean, table.values[1]
-        if self._reference == "counterfactual":  # by the counterfactual prompts themselves
+        if self._reference == "counterfactual" and not self._chosen.is_distance:
+            # By the counterfactual prompts themselves. (A distance from the clean run is 0 there.)
             swapped = [swap(example) for example in self._examples]
             none = measure(self._model, swapped, all_on, self._chosen).clean
         effect = (clean - none).double()
         low, high = mean_interval(effect)
-        if not (low > 0 or high < 0):
+        if not (high < 0 if self._chosen.is_distance else low > 0):
             raise NoEffect(
                 f"{self._model.name} does not do this task: {self._chosen.name} is "
                 f"{float(clean.mean()):.3g} with all heads and {float(none.mean()):.3g} with none, "
                 f"and the interval of the difference, {float(low):.3g} to {float(high):.3g}, "
-                "includes 0; there is nothing to explain"
+                f"{'includes 0' if high >= 0 else 'is below 0'}; there is nothing to explain"
             )
         return clean, none
 
@@ -177,10 +188,11 @@ def _require(
     orders: int,
     threshold: float,
     same_prompts: bool,
+    per_prompt: bool,
 ) -> None:
     if mode not in ("keep", "ablate"):
         raise HeadlabError(f"a curve keeps heads or ablates them, not {mode!r}")
-    if scores.model and scores.model != model.name:
+    if scores.model and not _same_model(scores.model, model.name):
         raise HeadlabError(f"the scores are of {scores.model}, not of {model.name}")
     if scores.shape != (model.n_layers, model.n_heads):
         layers, heads = scores.shape
@@ -194,12 +206,25 @@ def _require(
         raise HeadlabError(f"a threshold lies between 0 and 1, not at {threshold:g}")
     if len(examples) < 2:
         raise HeadlabError("a curve needs at least two examples")
-    used = sorted(set(scores.examples) & {example.id for example in examples})
+    known = set(scores.fingerprints)
+    used = [example for example in examples if example.fingerprint in known]
     if used and not same_prompts:
         raise HeadlabError(
-            f"the ranking has used {len(used)} of these examples ({used[0]} ...); take others, or "
-            "say that the curve is in-sample (same prompts)"
+            f"the ranking has used {len(used)} of these examples ({used[0].name} ...); take "
+            "others, or say that the curve is in-sample (same prompts)"
         )
+    if per_prompt:
+        if scores.values.shape[-1] != len(scores.fingerprints):
+            raise HeadlabError(
+                "an order for each prompt needs the scores of each; these hold means alone"
+            )
+        if len(used) < len(examples):
+            new = next(example for example in examples if example.fingerprint not in known)
+            raise HeadlabError(f"{new.name} has no scores of its own; it was not ranked")
+
+
+def _same_model(one: str, other: str) -> bool:
+    return one == other or Path(one).expanduser().resolve() == Path(other).expanduser().resolve()
 
 
 def _require_pairs(model: Model, examples: list[Example]) -> None:
@@ -239,14 +264,25 @@ def _fill_in(
     """Points between the last k below and the first above each level, until they are neighbours."""
     zero, one = none.double().mean(), clean.double().mean()
     for level in sorted(levels):
-        while True:
-            ks = sorted(values)
-            explained = [float((values[k].double().mean() - zero) / (one - zero)) for k in ks]
-            done = [e >= level if mode == "keep" else e <= 1 - level for e in explained]
-            first = done.index(True) if True in done else 0
-            gap = ks[first] - ks[first - 1] if first else 1
-            if gap <= 1:
-                break
-            step = max(1, gap // 8)
-            more = list(range(ks[first - 1] + step, ks[first], step))
-            values.update(zip(more, run(more), strict=True))
+        for last in (False, True):  # the first crossing, and the one from which on it stays
+            while gap := _gap(values, zero, one, mode, level, last):
+                below, above = gap
+                more = list(range(below + 1, above, max(1, (above - below) // 8)))
+                values.update(zip(more, run(more), strict=True))
+
+
+def _gap(
+    values: dict[int, Tensor], zero: Tensor, one: Tensor, mode: Mode, level: float, last: bool
+) -> tuple[int, int] | None:
+    """The measured ks on both sides of a crossing, if others lie between them."""
+    ks = sorted(values)
+    explained = [float((values[k].double().mean() - zero) / (one - zero)) for k in ks]
+    done = [e >= level if mode == "keep" else e <= 1 - level for e in explained]
+    if last:
+        misses = [number for number, is_ in enumerate(done) if not is_]
+        above = misses[-1] + 1 if misses else 0
+    else:
+        above = done.index(True) if True in done else 0
+    if not 0 < above < len(ks) or ks[above] - ks[above - 1] <= 1:
+        return None
+    return ks[above - 1], ks[above]

@@ -44,7 +44,7 @@ class Curve:
     matched: Tensor  # [order, k, example], random heads, as many of each layer as the order has
     clean: Tensor  # [example], all heads
     none: Tensor  # [example], no head
-    in_sample: bool  # the heads were ranked on these examples
+    in_sample: bool | None  # the heads were ranked on these examples; None: not known
     per_prompt: bool = False  # for each example by its own scores
     threshold: float = 0.9
     settings: dict[str, Any] = field(default_factory=dict)
@@ -92,12 +92,11 @@ class Curve:
     def crossing_interval(
         self, threshold: float | None = None, stay: bool = False
     ) -> tuple[int | None, int | None]:
-        """95 % interval over resampled prompts; None for "at no k"."""
-        found = [self._crossing(row, threshold or self.threshold, stay) for row in self._resampled]
-        beyond = self.n_heads + 1
-        ks = sorted(beyond if k is None else k for k in found)
-        low, high = ks[int(0.025 * len(ks))], ks[min(len(ks) - 1, int(0.975 * len(ks)))]
-        return (None if low == beyond else low), (None if high == beyond else high)
+        """Where the ends of the 95 % band cross; None for "at no k"."""
+        low, high = self.band
+        early, late = (high, low) if self.mode == "keep" else (low, high)
+        level = threshold or self.threshold
+        return self._crossing(early, level, stay), self._crossing(late, level, stay)
 
     def _crossing(self, explained: Tensor, threshold: float, stay: bool) -> int | None:
         limit = threshold - 1e-9  # 1 is reached up to rounding
@@ -145,6 +144,13 @@ class Curve:
         return explained[:, [ks.index(k) for k in share_ks(self.n_heads)]]
 
     # --- for people ---
+
+    @property
+    def sample(self) -> str:
+        """Whether the heads were ranked on these prompts, in words."""
+        if self.in_sample is None:
+            return "ranked on prompts that are not known"
+        return "in-sample: ranked on the same prompts" if self.in_sample else "held out"
 
     def table(self) -> pd.DataFrame:
         """A row a line and k: line, order, k, explained, low, high, measure."""

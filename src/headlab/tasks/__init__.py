@@ -90,7 +90,7 @@ def make_examples(
     """A task's examples: generated ones in any number, or those of a file.
 
     A split is a half that the other does not have: of a file a random half, of a generated task
-    every second example. `without` leaves out ids, those a ranking has used.
+    every second example. `without` leaves out fingerprints: examples that a ranking has used.
     """
     if split not in (None, "rank", "curve", "all"):
         raise HeadlabError(f"a split is rank, curve or all, not {split!r}")
@@ -99,14 +99,15 @@ def make_examples(
     found = find_task(task)
     if isinstance(found, Path):
         examples = _half(read_examples(found), split, seed)
-        examples = [example for example in examples if example.id not in without]
+        examples = [example for example in examples if example.fingerprint not in without]
         return examples if n is None else examples[:n]
     n = n or DEFAULT_N
     apart = split in ("rank", "curve")
-    made = found.generate(texts, 2 * n if apart else n + len(without), seed)
+    more = n + len(without)
+    made = found.generate(texts, 2 * more if apart else more, seed)
     if apart:
         made = made[0::2] if split == "rank" else made[1::2]
-    return [example for example in made if example.id not in without][:n]
+    return [example for example in made if example.fingerprint not in without][:n]
 
 
 def _half(examples: list[Example], split: Split | None, seed: int) -> list[Example]:

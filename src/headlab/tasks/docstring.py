@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import TYPE_CHECKING
 
 from headlab.examples import Example
-from headlab.tasks.words import collect, single_tokens
+from headlab.tasks.words import collect, dealt, single_tokens
 
 if TYPE_CHECKING:
     from headlab.texts import Texts
@@ -46,7 +47,9 @@ _WORDS = (
     "teacher teeth tower town tree village voice wall war water west wheel wind wine winter "
     "woman wood wool"
 )
-WORDS = _WORDS.split()
+WORDS = [word for word in _WORDS.split() if word not in NAMES]
+# How many of the other arguments stand before, words of the summary, kind of function.
+_SHAPES = tuple(itertools.product(range(4), range(2, 6), ("def", "async def")))
 
 
 def generate(texts: Texts, n: int, seed: int = 0) -> list[Example]:
@@ -59,13 +62,12 @@ def generate(texts: Texts, n: int, seed: int = 0) -> list[Example]:
     names = single_tokens(texts, NAMES, at_least=40, what="the arguments of docstring")
     words = single_tokens(texts, WORDS, at_least=40, what="the words of docstring")
     draw = random.Random(seed)
+    shapes = dealt(_SHAPES, draw)
 
     def example(number: int) -> Example:
         chosen = draw.sample(names, 9)
         matching, others, unrelated = chosen[:3], chosen[3:6], chosen[6:]
-        before = draw.randint(0, 3)  # of the other arguments, the rest stand behind
-        summary = draw.randint(2, 5)  # words
-        kind = draw.choice(("def", "async def"))
+        before, summary, kind = next(shapes)
         function, *said = draw.sample(words, 10)
 
         def text(three: list[str]) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from headlab.errors import HeadlabError
 from headlab.examples import Example
-from headlab.tasks.words import collect
+from headlab.tasks.words import collect, dealt
 
 if TYPE_CHECKING:
     from headlab.texts import Texts
@@ -62,11 +62,9 @@ def generate(texts: Texts, n: int, seed: int = 0) -> list[Example]:
     if not centuries:
         raise HeadlabError(f"no century has years of two tokens, XX|YY, for {texts.name}")
     draw = random.Random(seed)
-    frames: list[str] = []
+    frames = dealt(TEMPLATES, draw)
 
     def example(number: int) -> Example:
-        if not frames:
-            frames.extend(draw.sample(TEMPLATES, len(TEMPLATES)))
         century = draw.choice(centuries)
         if by_digit:
             year = draw.choice([year for year in years[century] if 20 <= year < 80])
@@ -76,7 +74,7 @@ def generate(texts: Texts, n: int, seed: int = 0) -> list[Example]:
             year = draw.choice([year for year in years[century][:-1] if year > 1])
             right = [f"{later:02d}" for later in years[century] if later > year]
             wrong = [f"{earlier:02d}" for earlier in years[century] if earlier <= year]
-        frame = frames.pop().replace("NOUN", draw.choice(NOUNS)) + str(century)
+        frame = next(frames).replace("NOUN", draw.choice(NOUNS)) + str(century)
         return Example(
             frame.replace("START", f"{century}{year:02d}"),
             right[0],

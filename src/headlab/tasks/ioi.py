@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from headlab.examples import Example
-from headlab.tasks.words import NAMES, collect, single_tokens
+from headlab.tasks.words import NAMES, collect, dealt, single_tokens
 
 if TYPE_CHECKING:
     from headlab.texts import Texts
@@ -66,13 +66,13 @@ def generate_long(texts: Texts, n: int, seed: int = 0) -> list[Example]:
 def _generate(texts: Texts, n: int, seed: int, task: str, openings: Sequence[str]) -> list[Example]:
     names = single_tokens(texts, NAMES, at_least=12, what=f"the names of {task}")
     draw = random.Random(seed)
-    shapes = _shapes(draw)
+    shapes, opening = _shapes(draw), dealt(openings, draw)
 
     def example(number: int) -> Example:
         template, receiver_first = next(shapes)
         receiver, giver, *others = draw.sample(names, 5)
         frame = template.replace("PLACE", draw.choice(PLACES))
-        frame = draw.choice(openings) + frame.replace("OBJECT", draw.choice(OBJECTS))
+        frame = next(opening) + frame.replace("OBJECT", draw.choice(OBJECTS))
         pair = (receiver, giver) if receiver_first else (giver, receiver)
         return Example(
             _fill(frame, *pair, giver),

@@ -110,6 +110,7 @@ def _label(record: dict[str, Any], field: str) -> str:
     value = record[field]
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         raise ValueError(f"has neither a text nor a number in {field!r}")
+    _require_unicode(str(value), field)
     return str(value)
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from headlab.errors import HeadlabError
 
 if TYPE_CHECKING:
     from headlab.examples import Example
     from headlab.texts import Texts
+
+T = TypeVar("T")
 
 # First names of one syllable or a few, common enough to be one token in most vocabularies.
 _NAMES = (
@@ -42,6 +45,12 @@ def _is_one_token(texts: Texts, word: str) -> bool:
     before = texts.ids("and").tolist()
     after = texts.ids(f"and {word}").tolist()
     return after[:-1] == before and texts.token_texts(after[-1:])[0].strip() == word
+
+
+def dealt(items: Sequence[T], draw: random.Random) -> Iterator[T]:
+    """The items in a random order, and again in another, without end: all come equally often."""
+    while True:
+        yield from draw.sample(items, len(items))
 
 
 def collect(example: Callable[[int], Example], n: int, task: str) -> list[Example]:
