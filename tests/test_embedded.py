@@ -14,8 +14,10 @@ import pytest
 from tiny import save_tiny_gguf
 
 import headlab
-from headlab import HeadlabError
+from headlab import Gates, HeadlabError, make_examples
 from headlab.embedded import cache_folder, converted, embedded_gguf
+from headlab.ranking import swap
+from headlab.tasks import TASKS
 
 CONVERT = """
 import sys
@@ -233,6 +235,22 @@ def test_two_heads_of_smollm2_carry_the_country(smollm2):
     token, prob = result.after.top[0]
     assert token == " Tokyo"
     assert prob == pytest.approx(0.755, abs=0.002)
+
+
+@pytest.mark.embedded
+@pytest.mark.parametrize("task", list(TASKS))
+def test_smollm2_does_every_task_and_its_effect_has_exact_ends(smollm2, task):
+    """No head kept is the counterfactual run, all heads the clean one: explained 0 and 1."""
+    examples = make_examples(smollm2, task, 6)
+    gates = Gates.stack([Gates.keep(smollm2, []), Gates.ones(smollm2)])
+    by = TASKS[task].measure
+    table = headlab.measure(smollm2, examples, gates, by, "counterfactual")
+    corrupt = headlab.measure(smollm2, [swap(e) for e in examples], Gates.ones(smollm2), by).clean
+    effect = (table.clean - corrupt).mean()
+    assert effect > 0.5
+    assert (table.values[0] - corrupt).abs().max() < 1e-4
+    assert abs((table.values[0].mean() - corrupt.mean()) / effect) < 1e-4
+    assert abs((table.values[1].mean() - corrupt.mean()) / effect - 1) < 1e-4
 
 
 @pytest.mark.embedded
