@@ -82,7 +82,7 @@ def compare(scores: dict[str, HeadScores], times: dict[str, float]) -> list[dict
 def study(model: Model, task: str, n: int, folder: Path) -> dict:
     by = TASKS[task].measure
     examples = headlab.make_examples(model, task, n)
-    others = headlab.make_examples(model, task, n, without={e.id for e in examples})
+    others = headlab.make_examples(model, task, n, without={e.fingerprint for e in examples})
     headlab.measure(model, examples[:4], Gates.each_head(model), by)  # warm
     scores, times = {}, {}
     for name, (method, options) in WAYS.items():
