@@ -186,7 +186,7 @@ def save_head_map(scores: HeadScores, folder: Path, name: str = "head-map") -> P
 def plot_curve(curve: Curve) -> Figure:
     """Explained effect against heads kept (or ablated), with its band and both random baselines."""
     with plt.rc_context(STYLE):
-        figure, axis = plt.subplots(figsize=(4.6, 3.1))
+        figure, axis = plt.subplots(figsize=(6.6, 3.1))
         ks, (low, high) = curve.ks, curve.band
         for values, style, label in (
             (curve.random_explained, "--", f"{len(curve.random)} random orders"),
