@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from pathlib import Path
 
 import torch
 from scipy.stats import spearmanr
+from sweep import hooked_off, timed
 
 import headlab
 from headlab import Gates, HeadScores, Model
@@ -35,32 +35,12 @@ WAYS = {
 }
 
 
-def seconds(work, device: torch.device):
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    result = work()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start, result
-
-
 def hooked_pass(model: Model, examples: list[headlab.Example], heads: list[int]) -> None:
     """What a user would write: one pass a head over all prompts in one batch, full logits."""
     tokens = model.tokens([example.prompt for example in examples])
-    width = model.head_width
     for number in heads:
-        layer, head = divmod(number, model.n_heads)
-
-        def ablate(_, args, head=head):
-            z = args[0].clone()
-            z[..., head * width : (head + 1) * width] = 0
-            return (z, *args[1:])
-
-        handle = model.seam.projections[layer].register_forward_pre_hook(ablate)
-        with torch.no_grad():
+        with hooked_off(model, number), torch.no_grad():
             model.hf(**model.inputs(tokens)).logits.float().log_softmax(-1)[:, -1].cpu()
-        handle.remove()
 
 
 def compare(scores: dict[str, HeadScores], times: dict[str, float]) -> list[dict]:
@@ -86,19 +66,19 @@ def study(model: Model, task: str, n: int, folder: Path) -> dict:
     headlab.measure(model, examples[:4], Gates.each_head(model), by)  # warm
     scores, times = {}, {}
     for name, (method, options) in WAYS.items():
-        times[name], scores[name] = seconds(
+        times[name], scores[name] = timed(
             lambda method=method, options=options: headlab.rank(
                 model, examples, method, by, task=task, **options
             ),
-            model.device,
+            model.device.type,
         )
     total = model.n_layers * model.n_heads
-    sweep, _ = seconds(
-        lambda: headlab.measure(model, examples, Gates.each_head(model), by), model.device
+    sweep, _ = timed(
+        lambda: headlab.measure(model, examples, Gates.each_head(model), by), model.device.type
     )
     heads = list(range(0, total, total // 32))
     hooked_pass(model, examples, heads[:2])
-    plain, _ = seconds(lambda: hooked_pass(model, examples, heads), model.device)
+    plain, _ = timed(lambda: hooked_pass(model, examples, heads), model.device.type)
     record = {
         "task": task,
         "n": n,
@@ -108,8 +88,8 @@ def study(model: Model, task: str, n: int, folder: Path) -> dict:
     }
     save_head_map(scores["patch"], folder, f"{task}-head-map")
     try:
-        spent, made = seconds(
-            lambda: headlab.curve(model, others, scores["patch"], measure_by=by), model.device
+        spent, made = timed(
+            lambda: headlab.curve(model, others, scores["patch"], measure_by=by), model.device.type
         )
     except NoEffect as error:
         return {**record, "curve": str(error)}

@@ -15,6 +15,7 @@ import argparse
 import copy
 import statistics
 import time
+from contextlib import contextmanager
 
 import torch
 import transformers as hf
@@ -33,23 +34,32 @@ def words(size: int) -> hf.PreTrainedTokenizerFast:
     return hf.PreTrainedTokenizerFast(tokenizer_object=core)
 
 
+@contextmanager
+def hooked_off(model: Model, number: int):
+    """A head off by a plain hook."""
+    layer, head = divmod(number, model.n_heads)
+    width = model.head_width
+
+    def ablate(_, args):
+        z = args[0].clone()
+        z[..., head * width : (head + 1) * width] = 0
+        return (z, *args[1:])
+
+    handle = model.seam.projections[layer].register_forward_pre_hook(ablate)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
 def plain_sweep(model: Model, examples: list[Example], heads: list[int]) -> torch.Tensor:
     """What a user would write: [head, example]."""
     ids = torch.stack([model.ids(example.prompt) for example in examples]).to(model.device)
     targets = torch.stack([model.ids(example.target)[0] for example in examples]).to(model.device)
-    width, found = model.head_width, []
+    found = []
     for number in heads:
-        layer, head = divmod(number, model.n_heads)
-
-        def ablate(_, args, head=head):
-            z = args[0].clone()
-            z[..., head * width : (head + 1) * width] = 0
-            return (z, *args[1:])
-
-        handle = model.seam.projections[layer].register_forward_pre_hook(ablate)
-        with torch.no_grad():
+        with hooked_off(model, number), torch.no_grad():
             logits = model.hf(ids).logits[:, -1].float()
-        handle.remove()
         found.append(logits.log_softmax(-1).gather(1, targets[:, None])[:, 0])
     return torch.stack(found).cpu()
 

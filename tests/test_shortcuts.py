@@ -1,0 +1,251 @@
+"""What makes passes shorter changes nothing, is proved, and is off where it is not."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from tiny import ARCHITECTURES, random_ids, tiny
+
+import headlab
+from headlab import Gates, Head, HeadlabError, Model
+from headlab.kernels import few_kernels
+from headlab.proofs import check
+from headlab.restart import clean_pass, restarted
+
+each_architecture = pytest.mark.parametrize("name", ARCHITECTURES)
+
+
+@pytest.fixture
+def model(name: str) -> Model:
+    return Model(tiny(name), name=name)
+
+
+@each_architecture
+def test_the_last_layer_runs_only_at_the_places_read(model):
+    check(model)
+    tokens = model.tokens(random_ids(4, 8))
+    rows, positions = torch.tensor([0, 3, 3]), torch.tensor([7, 2, 5])
+    seen = []
+    block = model.seam.blocks[-1]
+    with model.gated(Gates.ablate(model, "L2H1,L1H0")):
+        full = model(tokens)[rows, positions]
+        handle = block.register_forward_hook(
+            lambda _, __, out: seen.append(out[0] if isinstance(out, tuple) else out)
+        )
+        few = model.logits_at(tokens, rows, positions)
+        handle.remove()
+    assert (few - full).abs().max() < 1e-5
+    assert tuple(seen[0].shape[:2]) == ((4, 8) if model.name == "bloom" else (1, 8))
+    assert "forward" not in block.__dict__, "whole again"
+
+
+def test_a_last_layer_that_mixes_positions_after_attention_is_run_whole():
+    class Shift(torch.nn.Module):
+        """An MLP that looks one token back."""
+
+        def __init__(self, mlp):
+            super().__init__()
+            self.mlp = mlp
+
+        def forward(self, hidden):
+            return self.mlp(hidden + torch.nn.functional.pad(hidden, (0, 0, 1, 0))[:, :-1])
+
+    hf = copy.deepcopy(tiny("llama"))
+    hf.model.layers[-1].mlp = Shift(hf.model.layers[-1].mlp)
+    model = Model(hf, name="shift")
+    result = check(model)
+    assert result.passed
+    assert [proof.name for proof in result.proofs if not proof.passed] == ["ending"]
+    assert model.restart is not None
+    assert not model.restart.ends_early
+
+
+@each_architecture
+@pytest.mark.parametrize("share", [False, True])
+def test_a_restart_with_gates_equals_the_full_pass(model, share):
+    check(model)
+    tokens = model.tokens(random_ids(2, 8))
+    places = tokens.mask.nonzero(as_tuple=True)
+    clean = clean_pass(model, tokens, range(3), *places)
+    for layer in range(3):
+        with model.gated(Gates.ablate(model, [Head(layer, 1)])):
+            full = model.logits_at(tokens, *places)
+            with restarted(model, layer, clean, share=share):
+                assert torch.equal(model.logits_at(tokens, *places), full)
+    assert torch.equal(model.logits_at(tokens, *places), clean.logits), "whole again"
+
+
+@each_architecture
+def test_masks_that_restart_together_equal_full_passes(model):
+    check(model)
+    tokens = model.tokens(random_ids(2, 8))
+    last = torch.tensor([0, 1]), torch.tensor([7, 7])
+    clean = clean_pass(model, tokens, [1], *last)
+    masks = [Gates.ablate(model, [Head(1, head), Head(2, 3 - head)]) for head in range(4)]
+    rows = torch.arange(8), torch.full((8,), 7)
+    repeated = tokens._replace(ids=tokens.ids.repeat(4, 1), mask=tokens.mask.repeat(4, 1))
+    with model.gated(Gates.stack(masks)), restarted(model, 1, clean, copies=4):
+        together = model.logits_at(repeated, *rows).view(4, 2, -1)
+    for number, mask in enumerate(masks):
+        with model.gated(mask):
+            assert (model(tokens)[:, -1] - together[number]).abs().max() < 1e-5
+
+
+def test_restart_that_cannot_be_proved_is_switched_off_not_trusted():
+    class Carry(torch.nn.Module):
+        """A layer that hands something to the next one past the hidden states."""
+
+        carried: list[torch.Tensor] = []  # noqa: RUF012
+
+        def __init__(self, block, first):
+            super().__init__()
+            self.block, self.first = block, first
+
+        def forward(self, hidden_states, **kwargs):
+            if self.first:
+                Carry.carried[:] = [hidden_states]
+            elif Carry.carried:
+                hidden_states = hidden_states + Carry.carried.pop()
+            return self.block(hidden_states, **kwargs)
+
+    hf = copy.deepcopy(tiny("llama"))
+    for layer, block in enumerate(hf.model.layers):
+        hf.model.layers[layer] = Carry(block, layer == 0)
+    model = Model(hf, name="carry")
+    result = check(model)
+    assert result.passed, "the seam itself is fine"
+    refused = [proof.name for proof in result.proofs if not proof.passed]
+    assert refused == ["restart", "ending"]
+    assert not model.restartable
+    tokens = model.tokens(random_ids(1, 5))
+    clean = clean_pass(model, tokens, [1], torch.tensor([0]), torch.tensor([4]))
+    with pytest.raises(HeadlabError, match="has not been proved to restart"):  # noqa: SIM117
+        with restarted(model, 1, clean):
+            pass
+
+
+@each_architecture
+def test_few_kernels_change_nothing(model, monkeypatch):
+    check(model)
+    tokens = model.tokens(random_ids(2, 8))
+    plain = model(tokens)
+    turned = []
+    turn = headlab.kernels._turn
+    monkeypatch.setattr(headlab.kernels, "_turn", lambda *x: turned.append(1) or turn(*x))
+    with few_kernels(model), torch.no_grad():
+        assert all("forward" in norm.module.__dict__ for norm in model.norms)
+        assert (model(tokens) - plain).abs().max() < 1e-5
+    others = {"gpt2", "gpt-neox", "gptj", "opt", "bloom", "cohere", "falcon-alibi"}
+    assert bool(turned) == (model.name not in others)
+    assert torch.equal(model(tokens), plain), "whole again"
+    expected = [name for name, module in model.hf.named_modules() if "RMS" in type(module).__name__]
+    assert [norm.name for norm in model.norms] == expected
+
+
+@pytest.mark.parametrize("wrong", ["mean", "eps", "scale"])
+def test_a_norm_that_only_has_the_name_is_left_alone(wrong):
+    class OddRMSNorm(torch.nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.weight, self.eps = torch.nn.Parameter(torch.rand(width) + 0.5), 1e-6
+
+        def forward(self, hidden):
+            hidden = hidden - hidden.mean(-1, keepdim=True) if wrong == "mean" else hidden
+            eps = 1e-5 if wrong == "eps" else self.eps
+            hidden = hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + eps)
+            return hidden * (2 * self.weight if wrong == "scale" else self.weight)
+
+    hf = copy.deepcopy(tiny("llama"))
+    hf.model.norm = OddRMSNorm(hf.config.hidden_size)
+    model = Model(hf, name="odd")
+    result = check(model)
+    assert result.passed
+    assert [proof.name for proof in result.proofs if not proof.passed] == ["norms"]
+    assert "model.norm" not in [norm.name for norm in model.norms]
+    assert len(model.norms) == 6
+
+
+def test_a_norm_is_its_own_for_calls_it_was_not_proved_on():
+    """More arguments, or hidden states of another dtype than its weight."""
+
+    class GatedRMSNorm(torch.nn.Module):
+        def __init__(self, own):
+            super().__init__()
+            self.weight, self.variance_epsilon = own.weight, own.variance_epsilon
+            self.calls = []
+
+        def forward(self, hidden, gate=None):
+            self.calls.append((gate, hidden.dtype))
+            scaled = hidden * torch.rsqrt(hidden.pow(2).mean(-1, True) + self.variance_epsilon)
+            return self.weight * scaled if gate is None else self.weight * scaled * gate
+
+    hf = copy.deepcopy(tiny("llama"))
+    hf.model.norm = GatedRMSNorm(hf.model.norm)
+    model = Model(hf, name="gated")
+    check(model)
+    assert "model.norm" in [norm.name for norm in model.norms]
+    norm, hidden = hf.model.norm, torch.randn(2, 3, hf.config.hidden_size)
+    norm.calls.clear()
+    with few_kernels(model):
+        norm(hidden)
+        assert norm.calls == [], "the stand-in answered"
+        assert torch.equal(norm(hidden, gate=2), norm(hidden, 2))
+        assert norm(hidden.double()).dtype == torch.float64
+    assert norm.calls == [(2, torch.float32), (2, torch.float32), (None, torch.float64)]
+
+
+def test_a_norm_that_takes_more_than_hidden_states_is_left_alone():
+    class PairRMSNorm(torch.nn.Module):
+        def __init__(self, own):
+            super().__init__()
+            self.own, self.weight, self.eps = own, own.weight, 1e-6
+
+        def forward(self, hidden, other):
+            return self.own(hidden)
+
+    hf = copy.deepcopy(tiny("llama"))
+    hf.model.extra = PairRMSNorm(hf.model.norm)
+    model = Model(hf, name="pair")
+    assert check(model).passed
+    assert "model.extra" not in [norm.name for norm in model.norms]
+
+
+def test_the_rotary_function_put_there_by_others_is_left_standing(monkeypatch):
+    from transformers.models.llama import modeling_llama
+
+    first, second = Model(tiny("llama"), name="a"), Model(tiny("llama-wide"), name="b")
+    own = modeling_llama.apply_rotary_pos_emb
+    check(first)
+    with few_kernels(first):
+        assert modeling_llama.apply_rotary_pos_emb is not own
+        check(second)  # while another model of the same code runs
+    assert second.rotary is own
+    assert modeling_llama.apply_rotary_pos_emb is own
+
+    def others(*args):
+        return own(*args)
+
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", others)
+    with few_kernels(first):
+        assert modeling_llama.apply_rotary_pos_emb is others
+    assert modeling_llama.apply_rotary_pos_emb is others
+
+
+def test_an_interrupted_check_leaves_no_shortcut_unproved(monkeypatch):
+    for proof in ("places", "ending"):
+        model = Model(tiny("llama"), name=proof)
+        honest = headlab.proofs._compared
+
+        def interrupted(*args, proof=proof, honest=honest):
+            if args[1] == proof:
+                raise KeyboardInterrupt
+            return honest(*args)
+
+        monkeypatch.setattr(headlab.proofs, "_compared", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            check(model)
+        monkeypatch.setattr(headlab.proofs, "_compared", honest)
+        assert model.cuts_logits == (proof == "ending")
+        assert model.restart is None or not model.restart.ends_early
