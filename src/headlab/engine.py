@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 Progress = Callable[[int], None]  # called with the number of (mask, example) pairs just done
 ReferenceLike = Reference | Literal["zero", "counterfactual"]
 
-_LARGEST_BUDGET = 32768  # tokens in a pass on a GPU: past this, larger matrices are no faster
-_CPU_BUDGET = 4096
+LARGEST_BUDGET = 32768  # tokens in a pass on a GPU: past this, larger matrices are no faster
+CPU_BUDGET = 4096
 _NOWHERE = -1  # the first layer of a mask whose gates are all 1
 _STORED_BYTES = 4 * 2**30  # of clean inputs and head outputs kept for restarts
 _LOGIT_BYTES = 2 * 2**30  # of logits in one pass, in float32
@@ -164,6 +164,7 @@ class _Sweep:
     def _back_off(self) -> None:
         self.budget = max(1, self.budget // 2)
         self.backed_off = True
+        self.model.back_offs += 1
         gc.collect()
         if _on_gpu(self.model):
             torch.cuda.empty_cache()
@@ -270,7 +271,7 @@ def find_budget(model: Model) -> int:
     Found once for a model and kept there, so that its later runs are cut into the same passes.
     """
     if model.budget is None:
-        model.budget = _probe_budget(model) if _on_gpu(model) else _CPU_BUDGET
+        model.budget = _probe_budget(model) if _on_gpu(model) else CPU_BUDGET
     return model.budget
 
 
@@ -291,7 +292,7 @@ def _probe_budget(model: Model) -> int:
     per_token = max(1, torch.cuda.max_memory_allocated(model.device) - before) / tokens.ids.numel()
     free, _ = torch.cuda.mem_get_info(model.device)
     budget = 1024
-    while budget < _LARGEST_BUDGET and 2 * (2 * budget) * per_token < free:
+    while budget < LARGEST_BUDGET and 2 * (2 * budget) * per_token < free:
         budget *= 2
     return budget
 

@@ -24,12 +24,8 @@ if TYPE_CHECKING:
     from headlab.curves import Curve
     from headlab.scores import HeadScores
 
-BLUE, ORANGE, GREY, PALE = (
-    "#0072B2",
-    "#D55E00",
-    "#6b7280",
-    "#c4c9d1",
-)  # Okabe and Ito: safe for colour-blind eyes
+# Okabe and Ito's: safe for colour-blind eyes.
+BLUE, ORANGE, GREEN, PINK, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#6b7280"
 _NAMED = 10  # heads of a map that carry their names
 STYLE: dict[Any, Any] = {
     "font.size": 9,
@@ -57,33 +53,6 @@ def save(figure: Figure, folder: Path, name: str, rows: Sequence[Mapping[str, An
     writer.writerows(rows)
     write_whole(folder / f"{name}.csv", table.getvalue())
     return folder / f"{name}.png"
-
-
-def ablation_bars(panels: Sequence[Mapping[str, Any]], caption: str) -> Figure:
-    """A measure with all heads, without the chosen ones, and without as many random ones.
-
-    A panel has title, clean, chosen (each a mean with its interval: mean, low, high), random (the
-    mean of each draw: dots, bar at their mean, line over their range) and a label for the bars.
-    """
-    with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(1, len(panels), figsize=(2.8 * len(panels), 2.7), squeeze=False)
-        for axis, panel in zip(axes[0], panels, strict=True):
-            draws = panel["random"]
-            means = [panel["clean"][0], panel["chosen"][0], sum(draws) / len(draws)]
-            lines = [panel["clean"][1:], panel["chosen"][1:], (min(draws), max(draws))]
-            axis.bar(range(3), means, color=[GREY, BLUE, PALE], width=0.65, alpha=0.9)
-            for x, (low, high) in enumerate(lines):
-                axis.plot([x, x], [low, high], color="black", lw=1.2, zorder=3)
-            spread = [
-                2 + 0.22 * ((i * 7) % len(draws) / len(draws) - 0.5) for i in range(len(draws))
-            ]
-            axis.scatter(spread, draws, s=7, color="black", alpha=0.35, linewidths=0, zorder=2)
-            axis.axhline(0, color="black", lw=0.6)
-            axis.set_xticks(range(3), ["all heads", *panel["labels"]])
-            axis.set_title(panel["title"], loc="left")
-        figure.tight_layout()
-        add_caption(figure, caption)
-    return figure
 
 
 def head_map(scores: HeadScores, caption: str, title: str = "", label: str = "") -> Figure:

@@ -21,6 +21,8 @@ def write_whole(path: Path, content: bytes | str) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
+            file.flush()
+            os.fsync(file.fileno())  # on the disk before it takes the old file's place
         os.chmod(part, 0o644)  # mkstemp's own is for secrets
         os.replace(part, path)
     except BaseException:

@@ -24,6 +24,7 @@ from headlab.embedded import INSTALL, cache_folder, converted, embedded_gguf
 from headlab.errors import HeadlabError
 from headlab.model import Model
 from headlab.proofs import check as run_check
+from headlab.seam import find_seam
 from headlab.texts import BosPolicy, Texts
 
 if TYPE_CHECKING:
@@ -109,6 +110,45 @@ def load_texts(
     if tokenizer is None:
         raise HeadlabError(f"{source.label} has no tokenizer")
     return Texts(tokenizer, source.label, bos)
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """A model's shape, known without its weights."""
+
+    layers: int
+    heads: int
+    d_model: int
+    parameters: int
+    block_parameters: int  # those a token passes through in the layers
+    dtype: torch.dtype
+    device: torch.device
+
+
+def read_blueprint(
+    model: str,
+    *,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> Blueprint:
+    """What `load` would give, without reading weights: quick, and no memory."""
+    source = resolve(model)
+    target = _usable_device(device) if device else _best_device()
+    config, _ = _read_config(source, _hub_options(source, revision, trust_remote_code))
+    with torch.device("meta"), _one_sentence(source, "its config"):
+        empty = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    seam = find_seam(empty, source.label)
+    return Blueprint(
+        layers=len(seam.projections),
+        heads=seam.heads,
+        d_model=config.get_text_config().hidden_size,
+        parameters=empty.num_parameters(),
+        block_parameters=sum(p.numel() for block in seam.blocks for p in block.parameters()),
+        dtype=_choose_dtype(dtype, config, target, trust_remote_code),
+        device=target,
+    )
 
 
 def _hub_options(source: Source, revision: str | None, trust_remote_code: bool) -> dict[str, Any]:

@@ -63,6 +63,7 @@ class Model(Texts):
         self.norms: list[Norm] = []  # that may run in one kernel, once headlab.check proves it
         self.rotary: Rotary | None = None  # its own function, once headlab.check proves ours
         self.budget: int | None = None  # tokens in a pass, once the engine has found it
+        self.back_offs = 0  # how often memory ran out and a pass was made smaller
         self._gates: Gates | None = None
         self._positional = False  # the active gates or their reference differ between positions
         inner = hf.get_base_model() if hasattr(hf, "get_base_model") else hf  # PEFT wraps

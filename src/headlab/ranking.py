@@ -18,6 +18,7 @@ from headlab.gradients import gate_gradients
 from headlab.measures import Measure, find_measure
 from headlab.noise import gradient_noise_floor, noise_floor
 from headlab.scores import HeadScores
+from headlab.tasks import TASKS
 
 if TYPE_CHECKING:
     from headlab.model import Model
@@ -134,6 +135,12 @@ def default_measure(examples: Sequence[Example]) -> str:
     if not examples or not all(each.wrong for each in examples):
         return "log-prob"
     return "prob-diff" if any(each.also_right for each in examples) else "logit-diff"
+
+
+def measure_for(task: str, examples: Sequence[Example], given: str | None = None) -> Measure:
+    """The measure asked for, or the task's own, or what the examples allow."""
+    own = TASKS[task].measure if task in TASKS else default_measure(examples)
+    return find_measure(given or own)
 
 
 def _reference(

@@ -7,6 +7,8 @@ from headlab.cli import (  # noqa: F401  (each adds its command)
     demo,
     models,
     rank,
+    run,
+    runs,
     tasks,
 )
 from headlab.cli.app import app as app

@@ -20,7 +20,6 @@ from headlab.cli.options import (
     progress,
 )
 from headlab.cli.printing import print_curve, print_json
-from headlab.cli.rank import measure_for
 from headlab.errors import HeadlabError
 from headlab.files import as_json as to_json
 from headlab.files import require_folder, write_whole
@@ -87,6 +86,7 @@ def curve(
     from headlab.curves import curve as run
     from headlab.curves import expected_masks
     from headlab.figures import save
+    from headlab.ranking import measure_for
     from headlab.tasks import make_examples
 
     if same_prompts or per_prompt:

@@ -106,17 +106,22 @@ def loads_a_model(command: Callable[..., None]) -> Callable[..., None]:
 
 def load_model(name: str, loading: dict[str, Any], quiet: bool, check: bool = True) -> Model:
     with status(f"loading {name} (the first time can take a while)", quiet):
-        os.environ.setdefault("TQDM_DISABLE", "1")  # one voice on the screen
-        import logging as standard
-
-        from transformers.utils import logging
-
+        be_quiet()
         from headlab.loading import load
 
-        standard.getLogger("huggingface_hub").setLevel(standard.ERROR)
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
         return load(name, check=check, **loading)
+
+
+def be_quiet() -> None:
+    """One voice on the screen: the libraries below keep their bars and advice to themselves."""
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    import logging as standard
+
+    from transformers.utils import logging
+
+    standard.getLogger("huggingface_hub").setLevel(standard.ERROR)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
 
 
 @contextmanager

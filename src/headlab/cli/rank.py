@@ -25,8 +25,7 @@ from headlab.errors import HeadlabError
 from headlab.files import require_folder
 
 if TYPE_CHECKING:
-    from headlab.examples import Example
-    from headlab.measures import Measure
+    pass
 
 
 @app.command(epilog="Example: headlab rank smollm2 ioi --method patch --n 32")
@@ -88,6 +87,7 @@ def rank(
     silent = quiet or as_json
     loaded = load_model(model, loading, silent)
     from headlab.figures import save_head_map
+    from headlab.ranking import measure_for
     from headlab.ranking import rank as run
     from headlab.scores import write_scores
     from headlab.tasks import make_examples
@@ -124,13 +124,3 @@ def rank(
     if not quiet:
         print_scores(scores, top)
     print(out.resolve())
-
-
-def measure_for(task: str, examples: list[Example], given: str | None) -> Measure:
-    """The measure asked for, or the task's own, or what the examples allow."""
-    from headlab.measures import find_measure
-    from headlab.ranking import default_measure
-    from headlab.tasks import TASKS
-
-    own = TASKS[task].measure if task in TASKS else default_measure(examples)
-    return find_measure(given or own)

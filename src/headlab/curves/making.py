@@ -41,12 +41,14 @@ def curve(
     same_prompts: bool = False,
     per_prompt: bool = False,
     seed: int = 0,
+    quick: bool = False,
     progress: Progress | None = None,
 ) -> Curve:
     """Keep the k best heads (or ablate them), all others standing in by the reference.
 
     Examples that the ranking used are refused unless `same_prompts`, which marks the curve as
     in-sample. `per_prompt` orders the heads for each example by its own scores: in-sample always.
+    With `quick` fewer random orders than a baseline needs are drawn; the figure says how many.
     With ks "auto" the curve is filled in where it crosses the thresholds.
 
     >>> curve(model, examples, scores).crossing(0.9)                          # doctest: +SKIP
@@ -56,7 +58,8 @@ def curve(
     chosen = find_measure(measure_by or scores.measure or default_measure(examples))
     named = name_examples(examples)
     again = same_prompts or per_prompt
-    _require(model, named, scores, mode, orders, threshold, again, per_prompt)
+    fewest = 1 if quick else MIN_ORDERS
+    _require(model, named, scores, mode, orders, fewest, threshold, again, per_prompt)
     if reference == "counterfactual":
         _require_pairs(model, named)
     used = set(scores.fingerprints) & {example.fingerprint for example in named}
@@ -186,6 +189,7 @@ def _require(
     scores: HeadScores,
     mode: str,
     orders: int,
+    fewest: int,
     threshold: float,
     same_prompts: bool,
     per_prompt: bool,
@@ -200,8 +204,8 @@ def _require(
             f"the scores are of {layers} layers x {heads} heads; {model.name} has "
             f"{model.n_layers} x {model.n_heads}"
         )
-    if orders < MIN_ORDERS:
-        raise HeadlabError(f"at least {MIN_ORDERS} random orders stand behind a baseline")
+    if orders < fewest:
+        raise HeadlabError(f"at least {fewest} random orders stand behind a baseline")
     if not 0 < threshold <= 1:
         raise HeadlabError(f"a threshold lies between 0 and 1, not at {threshold:g}")
     if len(examples) < 2:

@@ -59,7 +59,7 @@ class Curve:
     @cached_property
     def band(self) -> tuple[Tensor, Tensor]:
         """95 % bootstrap interval over prompts, [k] twice."""
-        return resampled_interval(self.explained, self._resampled, len(self.examples))
+        return resampled_interval(self.explained, self.resampled, len(self.examples))
 
     @cached_property
     def random_explained(self) -> Tensor:
@@ -75,7 +75,7 @@ class Curve:
         return (mean - none) / (self.clean.double().mean() - none)
 
     @cached_property
-    def _resampled(self) -> Tensor:
+    def resampled(self) -> Tensor:
         """[resample, k]: prompts drawn again, the same in all three means."""
         rows = torch.cat([self.values.double(), self.clean[None], self.none[None]])
         means = bootstrap_means(rows)  # [resample, k + 2]
@@ -191,7 +191,7 @@ class Curve:
 
     def as_dict(self) -> dict[str, Any]:
         """The summary, for JSON."""
-        effect = (self.clean - self.none).double()
+        effect = self.clean.double() - self.none.double()
         low, high = mean_interval(effect)
         return {
             "model": self.model,

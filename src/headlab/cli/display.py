@@ -1,0 +1,119 @@
+"""How a run goes, on the screen: cells done, the current one, the time left."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from headlab.cli.app import err, out
+from headlab.cli.printing import new_table
+from headlab.studies.cells import Cell, short
+from headlab.studies.planning import Planned, in_words
+from headlab.studies.running import Listener
+
+if TYPE_CHECKING:
+    from headlab.store import Run
+
+
+class Display(Listener):
+    """One bar over all cells, by the time they are expected to take, and a line for each done."""
+
+    def __init__(self, run: Run, planned: list[Planned]):
+        self._planned = {each.cell.id: each for each in planned}
+        self._cells = len(run.cells)
+        self._todo = [each for each in planned if not run.has(each.cell)]
+        self._done = self._cells - len(self._todo)
+        self._before = 0.0  # expected seconds of the cells that have ended
+        self._pairs = 0
+        self._cell: Cell | None = None
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:3.0f} %"),
+            TimeRemainingColumn(),
+            console=err,
+            transient=True,
+            speed_estimate_period=600,
+        )
+        total = sum(self._seconds(each.cell) for each in self._todo)
+        self._task = self._bar.add_task("", total=total or None)
+        if self._todo and total:
+            err.print(f"{len(self._todo)} cells, about {in_words(total)} here", highlight=False)
+
+    def __enter__(self) -> Display:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+
+    def loading(self, model: str) -> None:
+        self._say(f"loading {short(model)}")
+
+    def started(self, cell: Cell) -> None:
+        self._cell, self._pairs = cell, 0
+        self._say(cell.says)
+
+    def advanced(self, pairs: int) -> None:
+        assert self._cell is not None
+        self._pairs += pairs
+        expected = self._planned[self._cell.id].pairs or 1
+        share = min(1.0, self._pairs / expected)
+        self._bar.update(self._task, completed=self._before + share * self._seconds(self._cell))
+
+    def ended(self, cell: Cell, seconds: float, reason: str | None = None) -> None:
+        self._done += 1
+        self._before += self._seconds(cell)
+        self._bar.update(self._task, completed=self._before)
+        what = f"{in_words(seconds)}" if reason is None else f"failed: {reason}"
+        self._bar.console.print(
+            escape(f"{self._done}/{self._cells}  {cell.says}  {what}"),
+            highlight=False,
+            soft_wrap=True,
+        )
+
+    def reporting(self) -> None:
+        self._say("drawing figures, writing the report")
+
+    def _say(self, text: str) -> None:
+        text = f"{self._done}/{self._cells} cells  {text}"
+        self._bar.update(self._task, description=escape(text))
+
+    def _seconds(self, cell: Cell) -> float:
+        return self._planned[cell.id].seconds or 1.0
+
+
+def print_plan(planned: list[Planned]) -> None:
+    table = new_table("model", "task", "method", "seed", "time", "memory")
+    for each in planned:
+        cell = each.cell
+        spent = "unknown" if each.seconds is None else in_words(each.seconds)
+        memory = "unknown" if each.memory is None else f"{each.memory / 1e9:.1f} GB"
+        table.add_row(
+            escape(short(cell.model)),
+            escape(short(cell.task)),
+            cell.method,
+            str(cell.seed),
+            spent,
+            memory,
+        )
+    out.print(table)
+    known = [each for each in planned if each.seconds is not None]
+    total = f"{len(planned)} cells"
+    if known:
+        seconds = sum(each.seconds or 0 for each in known)
+        peak = max(each.memory or 0 for each in known)
+        total += f", about {in_words(seconds)} on this machine, {peak / 1e9:.1f} GB at the peak"
+    if len(known) < len(planned):
+        total += f"; {len(planned) - len(known)} could not be estimated"
+    out.print(f"\n{total}", highlight=False)
+    for reason in dict.fromkeys(each.reason for each in planned if each.reason):
+        out.print(escape(reason), highlight=False, soft_wrap=True, style="dim")

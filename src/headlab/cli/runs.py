@@ -1,0 +1,118 @@
+"""headlab ls, headlab report, headlab compare"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from headlab.cli.app import app, out
+from headlab.cli.options import AsJson, Quiet, status
+from headlab.cli.printing import new_table, print_json
+from headlab.errors import HeadlabError
+
+if TYPE_CHECKING:
+    from headlab.store import Run
+
+RunFolder = Annotated[
+    Path, typer.Argument(metavar="RUN", help="A run's folder.", show_default=False)
+]
+
+
+@app.command("ls", epilog="Example: headlab ls runs")
+def list_runs(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to look.")] = Path("."),
+    as_json: AsJson = False,
+) -> None:
+    """List the runs in a folder and how far they are."""
+    from headlab.store import find_runs
+
+    if not folder.is_dir():
+        raise HeadlabError(f"no folder {folder}")
+    rows = [_row(run) for run in find_runs(folder)]
+    if as_json:
+        print_json(rows)
+        return
+    if not rows:
+        out.print(
+            f"no runs in {escape(str(folder))}; headlab run circuits --size smoke makes one",
+            highlight=False,
+        )
+        return
+    table = new_table("run", "study", "models", "tasks", "cells", "state", "started")
+    for row in rows:
+        table.add_row(*(escape(str(value)) for value in row.values()))
+    out.print(table)
+
+
+def _row(run: Run) -> dict[str, Any]:
+    from headlab.studies.cells import short
+
+    states = [run.status(cell) for cell in run.cells]
+    done, failed = states.count("done"), states.count("failed")
+    if run.is_busy:
+        state = "running"
+    elif failed:
+        state = f"{failed} failed"
+    else:
+        state = "finished" if done == len(states) else "interrupted"
+    sessions = run.manifest["sessions"]
+    started = sessions[0].get("started", "") if sessions and isinstance(sessions[0], dict) else ""
+    return {
+        "run": str(run.folder),
+        "study": f"{run.spec.study}, {run.spec.size}",
+        "models": ", ".join(map(short, run.spec.models)),
+        "tasks": ", ".join(map(short, run.spec.tasks)),
+        "cells": f"{done}/{len(states)}",
+        "state": state,
+        "started": str(started).replace("T", " ").split("+")[0],
+    }
+
+
+@app.command(epilog="Example: headlab report runs/circuits-1")
+def report(run: RunFolder, quiet: Quiet = False) -> None:
+    """Draw a run's figures and write its report again, from its cells alone."""
+    from headlab.store import Run
+
+    opened = Run.read(run)
+    with opened.locked(), status("drawing figures, writing the report", quiet):
+        path = opened.study.write_report(opened)
+    if not quiet:
+        for sentence in opened.study.findings(opened):
+            out.print(escape(sentence), highlight=False, soft_wrap=True)
+    print(path)
+
+
+@app.command(epilog="Example: headlab compare runs/circuits-1 runs/circuits-2")
+def compare(
+    first: RunFolder,
+    second: Annotated[Path, typer.Argument(metavar="RUN", show_default=False)],
+    as_json: AsJson = False,
+) -> None:
+    """Two runs of a study side by side: heads needed, their ratio, whether the heads agree."""
+    from headlab.store import Run
+
+    one, other = Run.read(first), Run.read(second)
+    if one.spec.study != other.spec.study:
+        raise HeadlabError(
+            f"{first} is a run of {one.spec.study}, {second} of {other.spec.study}; two runs of "
+            "one study can be compared"
+        )
+    rows = one.study.compare(one, other)
+    settings, others = one.spec.model_dump(mode="json"), other.spec.model_dump(mode="json")
+    differ = {k: (v, others[k]) for k, v in settings.items() if v != others[k]}
+    if as_json:
+        print_json({"rows": rows, "settings": {k: list(v) for k, v in differ.items()}})
+        return
+    if not rows:
+        raise HeadlabError(
+            f"{first} and {second} have no finished cell in common (same task, method and model)"
+        )
+    table = new_table(*rows[0])
+    for row in rows:
+        table.add_row(*(escape(value) for value in row.values()))
+    out.print(table)
+    for name, (mine, theirs) in differ.items():
+        out.print(escape(f"{name}: {mine} in the first, {theirs} in the second"), highlight=False)

@@ -1,0 +1,237 @@
+"""A run's folder: cells as Parquet files that appear whole or not at all.
+
+    RUN/study.yaml       what was asked, in full
+    RUN/manifest.json    versions, models, token budgets, timings, cells that failed
+    RUN/cells/*.parquet  one file a cell: a long-form table, its meaning in the file's metadata
+    RUN/figures/         PNG, PDF and CSV
+    RUN/report.html
+
+Which cells are done is told by their files alone. Names in the folder are made here, never read
+from a file, and links are not followed: nothing is written outside the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import json
+import re
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from filelock import FileLock, Timeout
+
+from headlab.errors import HeadlabError
+from headlab.files import as_json, write_whole
+from headlab.studies import Study, find_study
+from headlab.studies.cells import Cell, Record
+from headlab.studies.spec import Spec, read_spec
+
+_META = b"headlab"
+_FORMAT = 1
+_PART = re.compile(r"\..+\.(yaml|json|html|parquet|png|pdf|csv)-[a-z0-9_]{8}")  # of write_whole
+
+
+class RunStopped(HeadlabError):  # noqa: N818, what happened to the run, not to a cell
+    """The run's folder cannot be written to: no other cell would fare better."""
+
+
+class Run:
+    """One run of a study, finished or not."""
+
+    def __init__(self, folder: Path, spec: Spec, manifest: dict[str, Any] | None = None):
+        self.folder, self.spec = folder, spec
+        self.manifest = manifest or _new_manifest()
+
+    # --- opening ---
+
+    @classmethod
+    def start(cls, folder: str | Path, spec: Spec) -> Run:
+        """A new run, or the one that is there if it is of the same study."""
+        folder = Path(folder).expanduser()
+        if (folder / "study.yaml").exists():
+            run = cls.read(folder)
+            if run.spec != spec:
+                raise HeadlabError(
+                    f"{folder} holds a run of another study; give another folder, or go on with "
+                    f"it: headlab resume {folder}"
+                )
+            return run
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise HeadlabError(f"{folder} is there already and is no run; give another folder")
+        return cls(folder, spec)
+
+    @classmethod
+    def read(cls, folder: str | Path, strictly: bool = False) -> Run:
+        """The run in a folder. `strictly`: its models and files must be here too, to go on."""
+        folder = Path(folder).expanduser()
+        if not (folder / "study.yaml").is_file():
+            why = "has no study.yaml" if folder.is_dir() else "is not there"
+            raise HeadlabError(f"{folder} is no run: it {why} (headlab ls lists runs)")
+        spec = read_spec(folder / "study.yaml", stored=not strictly)
+        return cls(folder, spec, _read_manifest(folder / "manifest.json"))
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Only one process at a time writes to a run. Gone with the process, however it ends."""
+        with _says_why(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for name in (".lock", "cells", "figures"):
+                if (self.folder / name).is_symlink():
+                    raise HeadlabError(
+                        f"{self.folder / name} is a link; a run's files lie in its own folder"
+                    )
+            lock = FileLock(self.folder / ".lock")
+            try:
+                lock.acquire(blocking=False)
+            except Timeout:
+                raise HeadlabError(
+                    f"another process is writing to {self.folder}; wait for it, or give another "
+                    "folder"
+                ) from None
+        try:
+            with _says_why(self.folder):
+                if (self.folder / "manifest.json").exists():  # it may have changed before the lock
+                    self.manifest = _read_manifest(self.folder / "manifest.json")
+                for place in (self.folder, self.folder / "cells", self.folder / "figures"):
+                    place.mkdir(exist_ok=True)
+                    for part in place.iterdir():
+                        if _PART.fullmatch(part.name):  # of a process that was killed
+                            part.unlink()
+                if not (self.folder / "study.yaml").exists():
+                    self.save()
+                    write_whole(self.folder / "study.yaml", self.spec.as_yaml())
+            yield
+        finally:
+            lock.release()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a process is writing to it now."""
+        if not (self.folder / ".lock").is_file() or (self.folder / ".lock").is_symlink():
+            return False
+        try:
+            with FileLock(self.folder / ".lock", blocking=False):
+                return False
+        except Timeout:
+            return True
+        except OSError:  # not ours to write to: it cannot be us who is writing
+            return False
+
+    # --- cells ---
+
+    @property
+    def study(self) -> Study:
+        return find_study(self.spec.study)
+
+    @cached_property
+    def cells(self) -> list[Cell]:
+        """All of the study, those of a model beside each other."""
+        return self.study.cells(self.spec)
+
+    def path_of(self, cell: Cell) -> Path:
+        return self.folder / "cells" / f"{cell.id}.parquet"
+
+    def has(self, cell: Cell) -> bool:
+        """Whether its file is there and whole."""
+        try:
+            return _META in (pq.read_schema(self.path_of(cell)).metadata or {})
+        except (OSError, pa.ArrowException):
+            return False
+
+    def status(self, cell: Cell) -> str:
+        if self.has(cell):
+            return "done"
+        return "failed" if "reason" in self.known(cell) else "missing"
+
+    def known(self, cell: Cell) -> dict[str, Any]:
+        """What the manifest says of it: seconds, or the reason of a failure."""
+        known = self.manifest["cells"].get(cell.id, {})
+        return known if isinstance(known, dict) else {}
+
+    def write(self, cell: Cell, record: Record, seconds: float) -> None:
+        table = pa.Table.from_pandas(record.table, preserve_index=False)
+        about = json.dumps({"format": _FORMAT, **record.about}, sort_keys=True)
+        buffer = io.BytesIO()
+        pq.write_table(
+            table.replace_schema_metadata({_META: about.encode()}), buffer, compression="zstd"
+        )
+        with _says_why(self.folder):
+            write_whole(self.path_of(cell), buffer.getvalue())
+        self.note(cell, seconds=round(seconds, 3))
+
+    def read_cell(self, cell: Cell) -> Record:
+        try:
+            table = pq.read_table(self.path_of(cell))
+            about = json.loads((table.schema.metadata or {})[_META])
+        except (OSError, pa.ArrowException, KeyError, ValueError) as error:
+            raise HeadlabError(f"{self.path_of(cell)} is no cell of a run: {error}") from None
+        return Record(table.to_pandas(), about)
+
+    # --- the manifest ---
+
+    def note(self, cell: Cell, **known: Any) -> None:
+        """What is known of a cell, beside its record."""
+        self.manifest["cells"][cell.id] = known
+        self.save()
+
+    def save(self) -> None:
+        with _says_why(self.folder):
+            write_whole(self.folder / "manifest.json", as_json(self.manifest) + "\n")
+
+
+def find_runs(folder: str | Path) -> list[Run]:
+    """The runs in a folder and one below it; what cannot be read is left out."""
+    folder = Path(folder).expanduser()
+    found = []
+    for depth in ("study.yaml", "*/study.yaml", "*/*/study.yaml"):
+        for path in sorted(folder.glob(depth)):
+            with contextlib.suppress(HeadlabError):
+                found.append(Run.read(path.parent))
+    return found
+
+
+def next_folder(study: str, parent: Path = Path("runs")) -> Path:
+    """runs/circuits-1, or the first number that is free."""
+    number = 1
+    while (parent / f"{study}-{number}").exists():
+        number += 1
+    return parent / f"{study}-{number}"
+
+
+def _new_manifest() -> dict[str, Any]:
+    return {"format": _FORMAT, "models": {}, "files": {}, "cells": {}, "sessions": []}
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return _new_manifest()
+    except (OSError, ValueError) as error:
+        raise HeadlabError(f"{path} cannot be read: {error}") from None
+    shapes = {"models": dict, "files": dict, "cells": dict, "sessions": list}
+    if not isinstance(manifest, dict) or not all(
+        isinstance(manifest.get(key), kind) for key, kind in shapes.items()
+    ):
+        raise HeadlabError(f"{path} is not the manifest of a run")
+    return manifest
+
+
+@contextlib.contextmanager
+def _says_why(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            reason = "no space is left on the disk"
+        raise RunStopped(
+            f"cannot write to {folder}: {reason}; finished cells are kept, go on later with: "
+            f"headlab resume {folder}"
+        ) from error

@@ -1,0 +1,57 @@
+"""Studies: published figures computed for any model. A study is a grid of cells.
+
+Each study is a package here that offers one `Study`: its spec, its cells, how one is computed, and
+how a run is drawn and told. Running, storing and resuming are the same for all.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from headlab.errors import HeadlabError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from headlab.engine import Progress
+    from headlab.model import Model
+    from headlab.store import Run
+    from headlab.studies.cells import Cell, Record
+    from headlab.studies.spec import Spec
+
+STUDIES = {"circuits": "how few heads explain the effect?"}
+
+
+class Work(NamedTuple):
+    """What a cell takes."""
+
+    pairs: int  # of a mask and an example: what its progress counts up to
+    passes: float  # whole forward passes of an example: what its time depends on
+
+
+@dataclass(frozen=True)
+class Study:
+    """What a study is made of."""
+
+    name: str
+    Spec: type[Spec]
+    template: str  # a commented study file
+    cells: Callable[[Any], list[Cell]]  # of a spec, those of a model beside each other
+    work: Callable[[Cell, int], Work]  # of a cell, given the model's number of heads
+    run_cell: Callable[[Cell, Model, Progress], Record]
+    findings: Callable[[Run], list[str]]  # of a run, finished or not: in sentences
+    write_report: Callable[[Run], Path]  # figures and page
+    compare: Callable[[Run, Run], list[dict[str, str]]]  # a row a cell that both have
+
+
+def find_study(name: Any) -> Study:
+    if not isinstance(name, str) or name not in STUDIES:
+        close = difflib.get_close_matches(str(name), STUDIES, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise HeadlabError(f"no study {name!r}{hint} (there are {', '.join(STUDIES)})")
+    found: Study = importlib.import_module(f"headlab.studies.{name}").STUDY
+    return found

@@ -1,0 +1,62 @@
+"""A cell: the unit of work, of storage and of resuming. One model, task, method and seed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any
+
+import pandas as pd
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One square of a study's grid, with the settings that bear on its numbers."""
+
+    study: str
+    model: str
+    task: str
+    method: str
+    seed: int
+    settings: dict[str, Any] = field(default_factory=dict, compare=False)
+
+    @property
+    def id(self) -> str:
+        """A file name: readable, of letters, digits and dashes alone, and of this very cell.
+
+        >>> Cell("circuits", "../../etc", "ioi", "patch", 0).id
+        'etc-ioi-patch-0-d53f7bc9'
+        """
+        told = [self.study, self.model, self.task, self.method, self.seed, self.settings]
+        print_ = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
+        words = (short(self.model), short(self.task), self.method, str(self.seed))
+        return "-".join([*(_slug(word) for word in words), print_])
+
+    @property
+    def says(self) -> str:
+        """How people read it."""
+        return f"{short(self.model)}, {short(self.task)}, {self.method}, seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a cell found: a long-form table, and what it takes to read it."""
+
+    table: pd.DataFrame
+    about: dict[str, Any]
+
+
+def short(name: str) -> str:
+    """A model or task as a figure calls it: of a path its last part.
+
+    >>> short("/data/models/sparse-gpt2"), short("openai-community/gpt2")
+    ('sparse-gpt2', 'openai-community/gpt2')
+    """
+    return PurePath(name).name if name.startswith(("/", "~", ".")) or "\\" in name else name
+
+
+def _slug(word: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", word.lower()).strip("-")[:40] or "x"

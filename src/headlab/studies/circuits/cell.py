@@ -1,0 +1,216 @@
+"""One cell of the circuits study: heads ranked on some prompts, the order tested on others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from headlab.curves import MIN_ORDERS, Curve, NoEffect, curve, expected_masks
+from headlab.engine import Progress
+from headlab.errors import HeadlabError
+from headlab.gates import mean_reference
+from headlab.heads import Head
+from headlab.model import Model
+from headlab.ranking import measure_for, rank
+from headlab.scores import HeadScores
+from headlab.studies import Work
+from headlab.studies.cells import Cell, Record
+from headlab.tasks import make_examples
+
+_SHOWN = 5  # examples kept with their texts, for the report
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a cell found."""
+
+    scores: HeadScores
+    curve: Curve | None  # None where there is nothing to explain
+    finding: str | None  # why there is no curve
+    examples: list[dict[str, Any]]  # some of those tested, to be shown
+    backed_off: bool  # memory ran out on the way, and passes were made smaller
+
+
+def run_cell(cell: Cell, model: Model, progress: Progress) -> Record:
+    """Rank the heads, then keep the best of them on prompts that the ranking has not seen."""
+    asked = cell.settings
+    backed_off = model.back_offs
+    ranked = make_examples(model, cell.task, asked["n"], cell.seed, "rank")
+    tested = make_examples(model, cell.task, asked["n"], cell.seed, "curve")
+    if len(ranked) < 2 or len(tested) < 2:
+        raise HeadlabError(
+            f"{cell.task} has too few examples: some rank the heads, others test the order, and "
+            "either needs two"
+        )
+    chosen = measure_for(cell.task, ranked, asked["measure"])
+    scores = rank(
+        model,
+        ranked,
+        cell.method,
+        chosen,
+        steps=asked["steps"],
+        seed=cell.seed,
+        task=cell.task,
+        progress=progress,
+    )
+    stand_in: Any = asked["reference"]
+    if stand_in == "mean":
+        stand_in = mean_reference(model, [example.prompt for example in ranked])
+    made, finding = None, None
+    try:
+        made = curve(
+            model,
+            ranked if asked["per_prompt"] else tested,
+            scores,
+            reference=stand_in,
+            orders=asked["orders"],
+            threshold=asked["threshold"],
+            measure_by=chosen,
+            task=cell.task,
+            per_prompt=asked["per_prompt"],
+            seed=cell.seed,
+            quick=asked["orders"] < MIN_ORDERS,
+            progress=progress,
+        )
+    except NoEffect as nothing:
+        finding = str(nothing)
+    return to_record(
+        Found(
+            scores,
+            made,
+            finding,
+            [example.as_dict() for example in tested[:_SHOWN]],
+            model.back_offs > backed_off,
+        )
+    )
+
+
+def work(cell: Cell, n_heads: int) -> Work:
+    """Masks and passes; a head off alone skips, on average, half of the layers."""
+    n, steps, orders = (cell.settings[name] for name in ("n", "steps", "orders"))
+    masks = {"attribute": steps, "random": 0}.get(cell.method, n_heads)
+    passes = {"attribute": 3.0 * steps, "random": 1.0}.get(cell.method, n_heads / 2)
+    kept = expected_masks(n_heads, "auto", orders)
+    return Work(n * (masks + kept), n * (passes + kept))
+
+
+# --- a cell's record: one long-form table ---
+#
+# part             order  k   head  example  value
+# score                       L5H1  ioi-17   what the head carries of the measure
+# ranked_clean                      ioi-17   the measure with all heads, on the ranking's prompts
+# curve                   14        ioi-18   the measure with the 14 best heads kept
+# random, matched  0      14        ioi-18   the same by a random order
+# clean, none                       ioi-18   with all heads, with none
+
+
+def to_record(found: Found) -> Record:
+    scores, made = found.scores, found.curve
+    names = np.array([str(head) for head in scores.heads])
+    ids = np.array(scores.examples)
+    parts = [
+        _part(
+            "score",
+            scores.values.reshape(-1),
+            head=np.repeat(names, len(ids)),
+            example=np.tile(ids, len(names)),
+        ),
+        _part("ranked_clean", scores.clean, example=ids),
+    ]
+    about: dict[str, Any] = {
+        "scores": _about(scores, _SCORES),
+        "curve": None,
+        "finding": found.finding,
+        "examples": found.examples,
+        "backed_off": found.backed_off,
+    }
+    if made is not None:
+        about["curve"] = _about(made, _CURVE)
+        tested = np.array(made.examples)
+        parts.append(
+            _part(
+                "curve",
+                made.values.reshape(-1),
+                k=np.repeat(made.ks, len(tested)),
+                example=np.tile(tested, len(made.ks)),
+            )
+        )
+        for name in ("random", "matched"):
+            values = getattr(made, name)  # [order, k, example]
+            parts.append(
+                _part(
+                    name,
+                    values.reshape(-1),
+                    order=np.repeat(np.arange(len(values)), values[0].numel()),
+                    k=np.tile(np.repeat(made.random_ks, len(tested)), len(values)),
+                    example=np.tile(tested, values.shape[0] * values.shape[1]),
+                )
+            )
+        parts += [_part(name, getattr(made, name), example=tested) for name in ("clean", "none")]
+    table = pd.concat(parts, ignore_index=True)
+    for column in ("part", "head", "example"):
+        table[column] = table[column].astype("category")
+    return Record(table, about)
+
+
+def from_record(record: Record) -> Found:
+    """The scores and the curve of a record, as they were made."""
+    try:
+        about, parts = record.about, dict(list(record.table.groupby("part", observed=True)))
+        known = about["scores"]
+        n = len(known["examples"])
+        values = _values(parts["score"])
+        heads = [Head.parse(name) for name in parts["score"]["head"].iloc[::n]]
+        layers = 1 + max(head.layer for head in heads)
+        scores = HeadScores(
+            **known, values=values.view(layers, -1, n), clean=_values(parts["ranked_clean"])
+        )
+        made = None
+        if about["curve"] is not None:
+            known = about["curve"]
+            n, ks = len(known["examples"]), len(known["random_ks"])
+            made = Curve(
+                **known,
+                values=_values(parts["curve"]).view(-1, n),
+                random=_values(parts["random"]).view(-1, ks, n),
+                matched=_values(parts["matched"]).view(-1, ks, n),
+                clean=_values(parts["clean"]),
+                none=_values(parts["none"]),
+            )
+        return Found(scores, made, about["finding"], about["examples"], about["backed_off"])
+    except (KeyError, TypeError, ValueError, RuntimeError, IndexError) as error:
+        raise HeadlabError(
+            f"a cell does not hold what the circuits study stores: {error}"
+        ) from None
+
+
+_SCORES = (
+    *("model", "task", "method", "measure", "reference", "examples", "noise_floor", "scale"),
+    *("is_distance", "settings", "fingerprints"),
+)
+_CURVE = (
+    *("model", "task", "mode", "method", "measure", "reference", "examples", "n_heads", "ks"),
+    *("random_ks", "in_sample", "per_prompt", "threshold", "settings"),
+)
+
+
+def _about(thing: Any, fields: tuple[str, ...]) -> dict[str, Any]:
+    return {field: getattr(thing, field) for field in fields}
+
+
+def _part(name: str, values: Tensor, **columns: Any) -> pd.DataFrame:
+    numbers = {
+        column: np.broadcast_to(columns.get(column, -1), len(values)).astype("int32")
+        for column in ("order", "k")
+    }
+    words = {column: columns.get(column, "") for column in ("head", "example")}
+    return pd.DataFrame({"part": name, **numbers, **words, "value": values.double().numpy()})
+
+
+def _values(part: pd.DataFrame) -> Tensor:
+    return torch.from_numpy(part["value"].to_numpy(dtype=np.float64).copy())

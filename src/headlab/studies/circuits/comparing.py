@@ -1,0 +1,78 @@
+"""Two runs side by side: the same cells of both, their ks, their heads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from scipy.stats import spearmanr
+
+from headlab.studies.cells import short
+from headlab.studies.circuits.lines import Line, multiplier, read_lines
+
+if TYPE_CHECKING:
+    from headlab.store import Run
+
+_BEST = 10
+
+
+def compare(one: Run, other: Run) -> list[dict[str, str]]:
+    """A row for each task and method of both; of two runs with a model each, whatever its name."""
+    level = one.spec.threshold  # type: ignore[attr-defined]
+    rows = []
+    for a, b in _matched(read_lines(one), read_lines(other)):
+        found = multiplier(a, b, level)
+        ratio = (
+            ""
+            if found.value is None
+            else f"{found.value:.2f}x ({found.low:.2f} to {found.high:.2f})"
+        )
+        rows.append(
+            {
+                "task": short(a.task),
+                "method": a.method,
+                "models": short(a.model)
+                if a.model == b.model
+                else f"{short(a.model)}, {short(b.model)}",
+                f"first k{100 * level:g}": _k(a, level),
+                f"second k{100 * level:g}": _k(b, level),
+                "first / second": ratio,
+                "CPR": f"{_cpr(a)}, {_cpr(b)}",
+                "heads agree": _agreement(a, b),
+            }
+        )
+    return rows
+
+
+def _matched(first: list[Line], second: list[Line]) -> list[tuple[Line, Line]]:
+    alone = len({line.model for line in first}) == 1 == len({line.model for line in second})
+    return [
+        (a, b)
+        for a in first
+        for b in second
+        if (a.task, a.method) == (b.task, b.method) and (alone or a.model == b.model)
+    ]
+
+
+def _k(line: Line, level: float) -> str:
+    if line.finding:
+        return "no effect"
+    low, high = ("-" if k is None else str(k) for k in line.crossing_interval(level))
+    k = line.crossing(level)
+    return f"{'-' if k is None else k} of {line.n_heads} ({low} to {high})"
+
+
+def _cpr(line: Line) -> str:
+    return "-" if line.finding else f"{line.mean('cpr'):.3f}"
+
+
+def _agreement(a: Line, b: Line) -> str:
+    """Rank correlation of the scores, and shared heads among the ten best."""
+    if a.scores.shape != b.scores.shape:
+        return "other shapes"
+    if (a.scores.values.shape == b.scores.values.shape) and bool(
+        (a.scores.values == b.scores.values).all()
+    ):
+        return "the same scores"
+    rho = spearmanr(a.scores.score.flatten(), b.scores.score.flatten()).statistic
+    shared = len(set(a.scores.order()[:_BEST]) & set(b.scores.order()[:_BEST]))
+    return f"rank correlation {rho:.2f}, {shared} of the best {_BEST}"

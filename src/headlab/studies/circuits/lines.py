@@ -1,0 +1,203 @@
+"""What a run's cells say together: a line for each model, task and method, over its seeds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headlab.curves import Curve
+from headlab.scores import HeadScores
+from headlab.stats import resampled_interval
+from headlab.studies.cells import Cell
+from headlab.studies.circuits.cell import Found, from_record
+
+if TYPE_CHECKING:
+    from headlab.store import Run
+
+
+@dataclass(frozen=True)
+class Line:
+    """Explained effect against heads kept: the mean over seeds, each with prompts of its own."""
+
+    model: str
+    task: str
+    method: str
+    seeds: list[int]
+    found: list[Found]  # one a seed
+
+    @property
+    def finding(self) -> str | None:
+        """Why there is no curve, if there is none."""
+        for seed, each in zip(self.seeds, self.found, strict=True):
+            if each.finding:
+                return each.finding if len(self.seeds) == 1 else f"seed {seed}: {each.finding}"
+        return None
+
+    @cached_property
+    def curves(self) -> list[Curve]:
+        return [] if self.finding else [each.curve for each in self.found if each.curve]
+
+    @cached_property
+    def scores(self) -> HeadScores:
+        """Over the examples of all seeds."""
+        first = self.found[0].scores
+        all_ = [each.scores for each in self.found]
+        floors = [each.noise_floor for each in all_ if each.noise_floor is not None]
+        return replace(
+            first,
+            values=torch.cat([each.values for each in all_], -1),
+            clean=torch.cat([each.clean for each in all_]),
+            examples=[f"{n}:{id}" for n, each in enumerate(all_) for id in each.examples],
+            fingerprints=[],
+            noise_floor=max(floors) if floors else None,
+        )
+
+    @property
+    def n_heads(self) -> int:
+        return self.found[0].scores.score.numel()
+
+    @property
+    def n(self) -> int:
+        return sum(len(curve.examples) for curve in self.curves)
+
+    @property
+    def measure(self) -> str:
+        return self.found[0].scores.measure
+
+    def mean(self, name: str) -> float:
+        """The mean over seeds of a curve's number (cpr, cmd, ...) or measure (clean, none)."""
+        values = [getattr(curve, name) for curve in self.curves]
+        return float(np.mean([torch.as_tensor(each).double().mean().item() for each in values]))
+
+    # --- explained effect ---
+
+    @cached_property
+    def ks(self) -> list[int]:
+        return sorted({k for curve in self.curves for k in curve.ks})
+
+    @cached_property
+    def explained(self) -> Tensor:
+        """[k]"""
+        return torch.stack([self._at_ks(c.ks, c.explained[None])[0] for c in self.curves]).mean(0)
+
+    @cached_property
+    def resampled(self) -> Tensor:
+        """[resample, k]: prompts drawn again within each seed."""
+        return torch.stack([self._at_ks(c.ks, c.resampled) for c in self.curves]).mean(0)
+
+    @cached_property
+    def band(self) -> tuple[Tensor, Tensor]:
+        """95 % bootstrap interval over prompts, [k] twice."""
+        return resampled_interval(self.explained, self.resampled, self.n)
+
+    def _at_ks(self, ks: list[int], values: Tensor) -> Tensor:
+        """[row, k] at this line's ks: another seed may have looked closer elsewhere."""
+        if ks == self.ks:
+            return values
+        return torch.from_numpy(np.stack([np.interp(self.ks, ks, row) for row in values.numpy()]))
+
+    @cached_property
+    def random(self) -> Tensor:
+        """[order, k] of `random_ks`, of all seeds"""
+        return torch.cat([curve.random_explained for curve in self.curves])
+
+    @cached_property
+    def matched(self) -> Tensor:
+        return torch.cat([curve.matched_explained for curve in self.curves])
+
+    @property
+    def random_ks(self) -> list[int]:
+        return self.curves[0].random_ks
+
+    def random_at(self, k: int) -> float:
+        """What k random heads explain, between the measured numbers by a straight line."""
+        return float(np.interp(k, self.random_ks, self.random.mean(0).numpy()))
+
+    # --- how many heads ---
+
+    def crossing(self, level: float, stay: bool = False) -> int | None:
+        return self._first(self.explained[None], level, stay)[0]
+
+    def crossing_interval(self, level: float) -> tuple[int | None, int | None]:
+        low, high = self.band
+        early, late = self._first(torch.stack([high, low]), level)
+        return early, late
+
+    def _first(self, explained: Tensor, level: float, stay: bool = False) -> list[int | None]:
+        """The first k of each row [row, k] that reaches the level."""
+        done = explained >= level - 1e-9  # 1 is reached up to rounding
+        if stay:
+            done = done.flip(1).cumprod(1).bool().flip(1)
+        first = done.int().argmax(1)
+        return [
+            self.ks[int(k)] if bool(row[int(k)]) else None
+            for k, row in zip(first, done, strict=True)
+        ]
+
+    @cached_property
+    def _resampled_crossings(self) -> dict[float, np.ndarray]:
+        return {}
+
+    def crossings_again(self, level: float) -> np.ndarray:
+        """[resample], all heads where the level is not reached."""
+        if level not in self._resampled_crossings:
+            found = self._first(self.resampled, level)
+            ks = np.array([self.n_heads if k is None else k for k in found])
+            self._resampled_crossings[level] = ks
+        return self._resampled_crossings[level]
+
+
+@dataclass(frozen=True)
+class Multiplier:
+    """Heads one model needs / heads another needs: above 1 the other needs fewer."""
+
+    task: str
+    method: str
+    dense: str
+    sparse: str
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    reason: str | None = None  # why there is none
+
+
+def multiplier(dense: Line, sparse: Line, level: float) -> Multiplier:
+    names = dense.task, dense.method, dense.model, sparse.model
+    for line in (dense, sparse):
+        if line.finding:
+            return Multiplier(*names, None, reason=line.finding)
+        if not line.crossing(level):
+            why = f"{line.model} does not explain {100 * level:g} % with some of its heads"
+            return Multiplier(*names, None, reason=why)
+    # The same resamples of prompts in both: paired where the prompts are the same.
+    one, other = dense.crossings_again(level), sparse.crossings_again(level)
+    low, high = np.quantile(one / np.maximum(other, 1), [0.025, 0.975])
+    value = dense.crossing(level) / sparse.crossing(level)  # type: ignore[operator]
+    return Multiplier(*names, float(value), float(low), float(high))
+
+
+def read_lines(run: Run) -> list[Line]:
+    """The lines of all cells that are done; a line has the seeds that are."""
+    groups: dict[tuple[str, str, str], list[Cell]] = {}
+    for cell in run.cells:
+        if run.has(cell):
+            groups.setdefault((cell.model, cell.task, cell.method), []).append(cell)
+    return [
+        Line(*key, [cell.seed for cell in cells], [from_record(run.read_cell(c)) for c in cells])
+        for key, cells in groups.items()
+    ]
+
+
+def all_multipliers(lines: list[Line], level: float) -> list[Multiplier]:
+    """Of every two models that have a task and a method in common."""
+    return [
+        multiplier(one, other, level)
+        for one in lines
+        for other in lines
+        if one.model != other.model and (one.task, one.method) == (other.task, other.method)
+    ]

@@ -1,0 +1,293 @@
+"""The study's report: figures and one page that explains itself."""
+
+from __future__ import annotations
+
+import json
+import math
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from headlab.curves import MIN_ORDERS
+from headlab.figures import save_head_map
+from headlab.files import write_whole
+from headlab.report import render
+from headlab.studies.cells import short
+from headlab.studies.circuits.figure import groups_of, save_figure
+from headlab.studies.circuits.lines import Line, all_multipliers, multiplier, read_lines
+from headlab.studies.facts import asked, cite, facts
+from headlab.tasks import TASKS
+
+if TYPE_CHECKING:
+    from headlab.store import Run
+    from headlab.studies.circuits.spec import CircuitsSpec
+
+_LEVELS = (0.8, 0.9, 0.95)
+_PAPER = (
+    "Sparse Attention Post-Training for Mechanistic Interpretability",
+    "2512.05865",
+    "2025",
+)
+
+
+def published() -> dict[str, Any]:
+    """The paper's numbers."""
+    text = files("headlab.studies.circuits").joinpath("published.json").read_text()
+    numbers: dict[str, Any] = json.loads(text)
+    return numbers
+
+
+def write_report(run: Run) -> Path:
+    """Figures and report.html of a run, finished or not; gives the page's path."""
+    spec: CircuitsSpec = run.spec  # type: ignore[assignment]
+    lines = read_lines(run)
+    figures = _draw(run, spec, lines)
+    page = render(
+        "circuits" if lines else "frame",  # with no cell done there is nothing to draw
+        _data(spec, lines),
+        title="How few heads explain the effect?",
+        lead=_lead(spec, lines),
+        asked=[
+            *asked(spec),
+            ("methods", ", ".join(spec.methods)),
+            (
+                "prompts",
+                f"{spec.n} to rank the heads, {'the same' if spec.per_prompt else spec.n} "
+                f"{'again, an order for each' if spec.per_prompt else 'others'} to test",
+            ),
+            ("other heads give", spec.reference),
+            ("random orders", str(spec.orders)),
+            ("threshold", f"{100 * spec.threshold:g} %"),
+        ],
+        warnings=_warnings(run, spec, lines),
+        examples=_examples(lines),
+        figures=figures,
+        **facts(run),
+        cite=cite(*_PAPER),
+    )
+    path = run.folder / "report.html"
+    write_whole(path, page)
+    return path.resolve()
+
+
+def _draw(run: Run, spec: CircuitsSpec, lines: list[Line]) -> list[dict[str, str]]:
+    folder = run.folder / "figures"
+    drawn = []
+    for method in spec.methods:
+        own = [line for line in lines if line.method == method]
+        if any(not line.finding for line in own):
+            rows = groups_of(list(dict.fromkeys(line.model for line in own)), _present(spec, own))
+            name = "circuits" if len(spec.methods) == 1 else f"circuits-{method}"
+            save_figure(own, rows, spec.threshold, published()["numbers"], folder, name)
+            drawn.append((name, f"Explained effect against heads kept, ranked by {method}"))
+    for line in lines:
+        cell = next(c for c in run.cells if (c.model, c.task, c.method) == _key(line))
+        name = f"head-map-{cell.id.rsplit('-', 2)[0]}-{cell.id.rsplit('-', 1)[1]}"
+        save_head_map(line.scores, folder, name)
+        drawn.append(
+            (name, f"Head map of {short(line.model)} on {short(line.task)}, {line.method}")
+        )
+    return [
+        {"name": name, "alt": alt, **{e: f"figures/{name}.{e}" for e in ("png", "pdf", "csv")}}
+        for name, alt in drawn
+    ]
+
+
+def _key(line: Line) -> tuple[str, str, str]:
+    return line.model, line.task, line.method
+
+
+def _present(spec: CircuitsSpec, lines: list[Line]) -> list[list[str]]:
+    """The pairs of which both models have lines; two models without a pair are one."""
+    models = list(dict.fromkeys(line.model for line in lines))
+    pairs = [pair for pair in spec.pairs if all(model in models for model in pair)]
+    return pairs or ([models] if len(models) == 2 and not spec.pairs else [])
+
+
+# --- what is found, in words ---
+
+
+def findings(run: Run) -> list[str]:
+    """A sentence for each line and each pair."""
+    return _lead(run.spec, read_lines(run))  # type: ignore[arg-type]
+
+
+def _lead(spec: CircuitsSpec, lines: list[Line]) -> list[str]:
+    level = spec.threshold
+    told = []
+    for line in lines:
+        where = f"{short(line.task)}, {short(line.model)}"
+        where += f", {line.method}" if len(spec.methods) > 1 else ""
+        if line.finding:
+            told.append(f"{where}: {line.finding}.")
+            continue
+        k, (low, high) = line.crossing(level), line.crossing_interval(level)
+        if k is None:
+            told.append(f"{where}: no number of heads explains {100 * level:g} % of the effect.")
+            continue
+        told.append(
+            f"{where}: {k} of {line.n_heads} heads (95 % interval {_or_none(low)} to "
+            f"{_or_none(high)}) explain {100 * level:g} % of the effect; as many random heads "
+            f"explain {round(100 * line.random_at(k))} %."
+        )
+    for dense, sparse in _present(spec, lines):
+        for one in lines:
+            for other in lines:
+                if _key(one) == (dense, one.task, one.method) and _key(other) == (
+                    *(sparse, one.task, one.method),
+                ):
+                    told.append(_ratio(one, other, level))
+    return told
+
+
+def _ratio(one: Line, other: Line, level: float) -> str:
+    found = multiplier(one, other, level)
+    pair = f"{short(one.task)}: {short(one.model)} against {short(other.model)}"
+    if found.value is None:
+        return f"{pair}: no multiplier, {found.reason}."
+    return (
+        f"{pair}: {found.value:.1f}x as many heads ({found.low:.1f} to {found.high:.1f}) for "
+        f"{100 * level:g} %."
+    )
+
+
+def _or_none(k: int | None) -> str:
+    return "none" if k is None else str(k)
+
+
+def _warnings(run: Run, spec: CircuitsSpec, lines: list[Line]) -> list[str]:
+    told = []
+    failed = [cell for cell in run.cells if run.status(cell) == "failed"]
+    missing = [cell for cell in run.cells if run.status(cell) == "missing"]
+    if failed:
+        told.append(f"{len(failed)} of {len(run.cells)} cells failed; the table of cells says why.")
+    if missing:
+        told.append(
+            f"{len(missing)} of {len(run.cells)} cells are not done yet; headlab resume goes on."
+        )
+    if spec.orders < MIN_ORDERS:
+        told.append(
+            f"{spec.orders} random orders are a quick look; at least {MIN_ORDERS} stand behind a "
+            "baseline."
+        )
+    if spec.per_prompt:
+        told.append("Heads were ranked on the very prompts they are tested on: in-sample.")
+    if any(each.backed_off for line in lines for each in line.found):
+        told.append("Memory ran out on the way: some passes were smaller, and last digits differ.")
+    machines = {str(session.get("machine")) for session in run.manifest["sessions"]}
+    if len(machines) > 1:
+        told.append("Cells were computed on different machines; last digits may differ.")
+    return told
+
+
+def _examples(lines: list[Line]) -> list[dict[str, Any]]:
+    return [
+        {
+            "task": short(line.task),
+            "model": short(line.model),
+            "prompt": example["prompt"],
+            "target": example["target"],
+            "wrong": list(example.get("wrong", ())),
+            "counterfactual": example.get("counterfactual"),
+        }
+        for line in {(line.model, line.task): line for line in reversed(lines)}.values()
+        for example in line.found[0].examples
+    ]
+
+
+# --- what the page's script draws ---
+
+
+def _data(spec: CircuitsSpec, lines: list[Line]) -> dict[str, Any]:
+    shapes = {line.model: line.scores.shape for line in lines}
+    tasks = {line.task: line.measure for line in lines}
+    return {
+        "threshold": spec.threshold,
+        "pairs": [[short(model) for model in pair] for pair in _present(spec, lines)],
+        "models": [
+            {"name": short(model), "layers": layers, "heads": heads}
+            for model, (layers, heads) in shapes.items()
+        ],
+        "tasks": [
+            {"name": short(task), "says": TASKS[task].says if task in TASKS else "", "measure": by}
+            for task, by in tasks.items()
+        ],
+        "methods": list(dict.fromkeys(line.method for line in lines)),
+        "lines": [_line_data(line, spec.threshold) for line in lines],
+        "multipliers": [
+            {
+                **vars(found),
+                "dense": short(found.dense),
+                "sparse": short(found.sparse),
+                "task": short(found.task),
+            }
+            for found in all_multipliers(lines, spec.threshold)
+        ],
+        "published": [
+            {**number, "source": published()["paper"]} for number in published()["numbers"]
+        ],
+    }
+
+
+def _line_data(line: Line, threshold: float) -> dict[str, Any]:
+    scores = line.scores
+    low, high = scores.interval
+    return {
+        "model": short(line.model),
+        "task": short(line.task),
+        "method": line.method,
+        "seeds": line.seeds,
+        "n": line.n or len(scores.examples),
+        "n_heads": line.n_heads,
+        "sample": line.curves[0].sample if line.curves else "",
+        "measure": line.measure,
+        "clean": line.mean("clean") if line.curves else float(scores.clean.mean()),
+        "none": line.mean("none") if line.curves else None,
+        "noise_floor": scores.noise_floor,
+        "finding": line.finding,
+        "curve": _curve_data(line, threshold) if line.curves else None,
+        "map": {
+            name: _grid(v) for name, v in (("score", scores.score), ("low", low), ("high", high))
+        },
+    }
+
+
+def _curve_data(line: Line, threshold: float) -> dict[str, Any]:
+    low, high = line.band
+    crossings = {}
+    for level in sorted({*_LEVELS, threshold}):
+        early, late = line.crossing_interval(level)
+        crossings[f"{100 * level:g}"] = {
+            "k": line.crossing(level),
+            "low": early,
+            "high": late,
+            "stay": line.crossing(level, stay=True),
+        }
+    return {
+        "ks": line.ks,
+        "explained": _rounded(line.explained),
+        "low": _rounded(low),
+        "high": _rounded(high),
+        "random": {
+            "orders": len(line.random),
+            "ks": line.random_ks,
+            "mean": _rounded(line.random.mean(0)),
+            "low": _rounded(line.random.quantile(0.025, 0)),
+            "high": _rounded(line.random.quantile(0.975, 0)),
+        },
+        "matched": {"ks": line.random_ks, "mean": _rounded(line.matched.mean(0))},
+        "crossings": crossings,
+        **{name: line.mean(name) for name in ("cpr", "cmd", "beats_random", "beats_matched")},
+        "random_cpr": line.mean("random_cpr"),
+    }
+
+
+def _grid(values: torch.Tensor) -> list[list[float | None]]:
+    return [_rounded(row) for row in values]
+
+
+def _rounded(values: torch.Tensor) -> list[float | None]:
+    """Five digits: what a screen can show. The CSV files have them all."""
+    return [float(f"{v:.5g}") if math.isfinite(v) else None for v in values.tolist()]

@@ -1,0 +1,105 @@
+"""What the circuits study asks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+from pydantic import BeforeValidator as Before
+
+from headlab.curves import MIN_ORDERS
+from headlab.studies.cells import Cell
+from headlab.studies.spec import Models, Name, Spec, as_list, as_model, each_once, said
+from headlab.tasks import TASKS
+
+Method = Literal["patch", "attribute", "ablate", "random"]
+
+
+def _split(value: Any) -> Any:
+    """A:B is a pair."""
+    return value.split(":") if isinstance(value, str) else value
+
+
+def _measure(name: str | None) -> str | None:
+    from headlab.measures import find_measure
+
+    if name is not None:
+        said(lambda: find_measure(name))
+    return name
+
+
+Paired = Annotated[
+    list[Annotated[Name, AfterValidator(as_model)]],
+    Before(_split),
+    Field(min_length=2, max_length=2),
+]
+
+
+class CircuitsSpec(Spec):
+    """Models x tasks x methods x seeds; heads ranked on n prompts, the order tested on n others."""
+
+    SIZES: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "smoke": {"n": 16, "orders": 5, "models": ["smollm2"]},
+        "small": {"n": 200, "orders": MIN_ORDERS, "models": ["smollm2"]},
+        "paper": {"n": 500, "orders": MIN_ORDERS, "models": ["gpt2", "olmo-7b"]},
+    }
+
+    study: Literal["circuits"]
+    models: Models
+    methods: Annotated[list[Method], Before(as_list), AfterValidator(each_once)] = Field(
+        default=["patch"], min_length=1
+    )
+    pairs: Annotated[list[Paired], Before(as_list)] = Field(default=[], max_length=100)
+    n: int = Field(ge=2, le=100_000)
+    orders: int = Field(ge=1, le=1000)
+    threshold: float = Field(default=0.9, gt=0, le=1)
+    reference: Literal["counterfactual", "mean", "zero"] = "counterfactual"
+    per_prompt: bool = False
+    measure: Annotated[str | None, AfterValidator(_measure)] = None
+    steps: int = Field(default=1, ge=1, le=1000)
+
+    @classmethod
+    def filled(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The size's settings where none are given; the models of pairs are models too."""
+        full = {"tasks": list(TASKS), **super().filled(given)}
+        pairs = given.get("pairs")
+        pairs = as_list(pairs)
+        if isinstance(pairs, list):
+            named = [name for pair in map(_split, pairs) if isinstance(pair, list) for name in pair]
+            if named:
+                models = as_list(given.get("models", []))
+                if isinstance(models, list):
+                    full["models"] = [
+                        *models,
+                        *(n for n in dict.fromkeys(named) if n not in models),
+                    ]
+        return full
+
+    @model_validator(mode="after")
+    def _fits(self) -> CircuitsSpec:
+        if self.steps > 1 and "attribute" not in self.methods:
+            raise ValueError("steps are of attribute, which is not among the methods")
+        for dense, sparse in self.pairs:
+            if dense == sparse:
+                raise ValueError(f"a pair is of two models, and {dense} is there twice")
+        return self
+
+    def settings(self) -> dict[str, Any]:
+        settings = super().settings()
+        for other in ("methods", "pairs"):  # which cells there are, not what is in them
+            del settings[other]
+        return settings
+
+    def cells(self) -> list[Cell]:
+        return [
+            Cell("circuits", model, task, method, seed, self._settings_of(method))
+            for model in self.models
+            for task in self.tasks
+            for method in self.methods
+            for seed in self.seeds
+        ]
+
+    def _settings_of(self, method: str) -> dict[str, Any]:
+        settings = self.settings()
+        return settings if method == "attribute" else {**settings, "steps": 1}

@@ -1,0 +1,73 @@
+"""What every study's report says of its run: cells, how to run it again, versions, how to cite."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from headlab import __version__
+from headlab.studies.cells import short
+
+if TYPE_CHECKING:
+    from headlab.store import Run
+    from headlab.studies.spec import Spec
+
+
+def asked(spec: Spec) -> list[tuple[str, str]]:
+    """The settings that all studies share."""
+    return [
+        ("study", f"{spec.study}, size {spec.size}"),
+        ("models", ", ".join(short(model) for model in spec.models)),
+        ("tasks", ", ".join(short(task) for task in spec.tasks)),
+        ("seeds", ", ".join(map(str, spec.seeds))),
+    ]
+
+
+def facts(run: Run) -> dict[str, Any]:
+    sessions = run.manifest["sessions"]
+    last = sessions[-1] if sessions and isinstance(sessions[-1], dict) else {}
+    machine = last.get("machine") or {}
+    gpus = ", ".join(machine.get("gpus") or []) or "no GPU"
+    models = [
+        (
+            short(name),
+            f"{known.get('layers')} layers x {known.get('heads')} heads, {known.get('dtype')} on "
+            f"{known.get('device')}, fingerprint {known.get('fingerprint')}, "
+            f"{known.get('budget')} tokens a pass",
+        )
+        for name, known in run.manifest["models"].items()
+        if isinstance(known, dict)
+    ]
+    return {
+        "cells": [
+            {
+                "model": short(cell.model),
+                "task": short(cell.task),
+                "method": cell.method,
+                "seed": cell.seed,
+                "status": run.status(cell),
+                "seconds": run.known(cell).get("seconds"),
+                "reason": run.known(cell).get("reason"),
+            }
+            for cell in run.cells
+        ],
+        "study_yaml": run.spec.as_yaml(),
+        "commands": [
+            "headlab run study.yaml --out NEW-FOLDER",
+            f"headlab resume {run.folder}",
+            f"headlab report {run.folder}",
+        ],
+        "versions": [
+            *models,
+            *((name, str(number)) for name, number in (last.get("versions") or {}).items()),
+            ("machine", f"{machine.get('system')}, {machine.get('cores')} cores, {gpus}"),
+        ],
+    }
+
+
+def cite(title: str, arxiv: str, year: str) -> str:
+    return (
+        f"@software{{headlab,\n  title = {{Headlab: a laboratory for attention heads}},\n"
+        f"  version = {{{__version__}}}\n}}\n\n"
+        f"@misc{{arxiv{arxiv.replace('.', '')},\n  title = {{{title}}},\n"
+        f"  eprint = {{{arxiv}}},\n  archivePrefix = {{arXiv}},\n  year = {{{year}}}\n}}\n"
+    )

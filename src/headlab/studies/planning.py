@@ -1,0 +1,105 @@
+"""What a study will cost here: cells, time and memory, before anything runs."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from dataclasses import dataclass
+
+import torch
+
+from headlab.engine import CPU_BUDGET, LARGEST_BUDGET
+from headlab.errors import HeadlabError
+from headlab.loading import Blueprint, load_texts, read_blueprint
+from headlab.studies import find_study
+from headlab.studies.cells import Cell
+from headlab.studies.spec import Spec, split_revision
+from headlab.tasks import make_examples
+
+_OVERHEAD = 1.35  # the engine against the arithmetic alone, as measured (docs/benchmarks.md)
+_RUNTIME = 0.5e9  # bytes
+_SAMPLE = 16  # prompts whose length is looked at
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A cell and what it will take; seconds and bytes are None where its model is not here."""
+
+    cell: Cell
+    pairs: int = 0  # of a mask and an example, what the progress counts
+    seconds: float | None = None
+    memory: float | None = None  # bytes, at the peak
+    reason: str | None = None  # why there is no estimate
+
+
+def plan(spec: Spec, device: str | None = None, trust_remote_code: bool = False) -> list[Planned]:
+    """An estimate for every cell, from the model's shape, the prompts' lengths and this machine's
+    matrix rate. Right to a factor of two."""
+    study = find_study(spec.study)
+    rates: dict[torch.dtype, float] = {}
+    seen: dict[str, Blueprint | str] = {}
+    lengths: dict[tuple[str, str], float] = {}
+    planned = []
+    for cell in study.cells(spec):
+        bare, revision = split_revision(cell.model)
+        try:
+            if cell.model not in seen:
+                seen[cell.model] = read_blueprint(
+                    bare,
+                    revision=revision,
+                    dtype=spec.dtype,
+                    device=device,
+                    trust_remote_code=trust_remote_code,
+                )
+            shape = seen[cell.model]
+            if isinstance(shape, str):
+                raise HeadlabError(shape)
+            if (key := (cell.model, cell.task)) not in lengths:
+                texts = load_texts(
+                    bare, revision=revision, bos=spec.bos, trust_remote_code=trust_remote_code
+                )
+                examples = make_examples(texts, cell.task, _SAMPLE, cell.seed)
+                lengths[key] = statistics.mean(len(texts.ids(each.prompt)) for each in examples)
+        except HeadlabError as error:
+            seen.setdefault(cell.model, str(error))
+            planned.append(Planned(cell, reason=str(error)))
+            continue
+        if shape.dtype not in rates:
+            rates[shape.dtype] = matrix_rate(shape.dtype, shape.device)
+        work = study.work(cell, shape.layers * shape.heads)
+        operations = 2.0 * shape.block_parameters * lengths[key] * work.passes
+        weights = shape.parameters * shape.dtype.itemsize
+        # Weights, the wider copy that the noise floor is measured with, a stored clean pass (each
+        # layer's input and head outputs), a pass itself, and what Python and torch take.
+        tokens = LARGEST_BUDGET if shape.device.type == "cuda" else CPU_BUDGET
+        per_token = shape.dtype.itemsize * shape.d_model * (2 * shape.layers + 24)
+        memory = 3.0 * weights + tokens * per_token + _RUNTIME
+        seconds = _OVERHEAD * operations / rates[shape.dtype]
+        planned.append(Planned(cell, work.pairs, seconds, memory))
+    return planned
+
+
+def matrix_rate(dtype: torch.dtype, device: torch.device) -> float:
+    """Operations a second of a matrix product on this machine."""
+    n = 8192 if device.type == "cuda" else 768
+    a, b = torch.randn(2, n, n, device=device).to(dtype)
+    seconds = []
+    for _ in range(12):
+        start = time.perf_counter()
+        a @ b
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - start)
+    return 2 * n**3 / min(seconds)  # the least disturbed
+
+
+def in_words(seconds: float) -> str:
+    """A time as people say it.
+
+    >>> in_words(42), in_words(200), in_words(9000)
+    ('42 s', '3 min', '2.5 h')
+    """
+    if seconds < 90:
+        return f"{max(1, math.ceil(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

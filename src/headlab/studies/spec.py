@@ -1,0 +1,208 @@
+"""What a study asks: read from a file or from options, checked before anything runs."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo
+from pydantic import BeforeValidator as Before
+
+from headlab.aliases import ALIASES
+from headlab.errors import HeadlabError
+from headlab.studies.yamls import Document
+
+Size = Literal["smoke", "small", "paper"]
+Dtype = Literal["float32", "bfloat16", "float16", "float64"]
+
+
+def as_model(name: str, info: ValidationInfo) -> str:
+    """A model's name; a folder or file by its absolute path, whatever the study lies beside."""
+    from headlab.loading import resolve
+
+    if name in ALIASES or _is_stored(info):
+        return name
+    beside = _beside(info) / Path(name).expanduser()
+    if beside.exists():
+        name = str(beside.resolve())
+    bare, _ = split_revision(name)
+    said(lambda: resolve(bare))
+    return name
+
+
+def _task(name: str, info: ValidationInfo) -> str:
+    """A task's name; a file by its absolute path, its lines read and found right."""
+    from headlab.tasks import TASKS, find_task
+    from headlab.tasks.jsonl import read_examples
+
+    if name in TASKS or _is_stored(info):
+        return name
+    path = _beside(info) / Path(name).expanduser()
+    if not path.is_file():
+        said(lambda: find_task(name))  # says which task is nearest
+    said(lambda: read_examples(path))
+    return str(path.resolve())
+
+
+def _beside(info: ValidationInfo) -> Path:
+    return Path((info.context or {}).get("folder", "."))
+
+
+def _is_stored(info: ValidationInfo) -> bool:
+    """Of a run that is only looked at, the models and files need not be here."""
+    return bool((info.context or {}).get("stored"))
+
+
+def said(look: Any) -> Any:
+    try:
+        return look()
+    except HeadlabError as error:
+        raise ValueError(str(error)) from None
+
+
+def as_list(value: Any) -> Any:
+    """A word where a list is expected is a list of one."""
+    return [value] if isinstance(value, (str, int)) and not isinstance(value, bool) else value
+
+
+def _yes_or_no(value: Any) -> Any:
+    """YAML reads no and yes as truth values."""
+    return {True: "yes", False: "no"}.get(value, value) if isinstance(value, bool) else value
+
+
+def each_once(values: list[Any]) -> list[Any]:
+    twice = [value for number, value in enumerate(values) if value in values[:number]]
+    if twice:
+        raise ValueError(f"{twice[0]!r} is there twice")
+    return values
+
+
+Name = Annotated[str, Field(min_length=1, max_length=500)]
+Models = Annotated[
+    list[Annotated[Name, AfterValidator(as_model)]],
+    Before(as_list),
+    AfterValidator(each_once),
+    Field(min_length=1, max_length=100),
+]
+Tasks = Annotated[
+    list[Annotated[Name, AfterValidator(_task)]],
+    Before(as_list),
+    AfterValidator(each_once),
+    Field(min_length=1, max_length=100),
+]
+Seeds = Annotated[
+    list[Annotated[int, Field(ge=0, lt=2**31)]],
+    Before(as_list),
+    AfterValidator(each_once),
+    Field(min_length=1, max_length=1000),
+]
+
+
+class Spec(BaseModel):
+    """What all studies have in common. Each study's own spec adds its settings.
+
+    Nothing in it names a place to write to or code to run: a study file from a stranger is data.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    SIZES: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # what a size stands for
+
+    study: str
+    size: Size = "small"
+    models: Models
+    tasks: Tasks
+    seeds: Seeds = [0]
+    dtype: Dtype | None = None
+    bos: Annotated[Literal["auto", "yes", "no"], Before(_yes_or_no)] = "auto"
+
+    @classmethod
+    def filled(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """What is given, and what its size stands for where nothing is."""
+        size = given.get("size")
+        known = size if isinstance(size, str) and size in cls.SIZES else "small"
+        return {**cls.SIZES.get(known, {}), **given}
+
+    def settings(self) -> dict[str, Any]:
+        """All that bears on a cell's numbers, beside model, task, method and seed."""
+        return self.model_dump(exclude={"study", "size", "models", "tasks", "seeds"})
+
+    def as_yaml(self) -> str:
+        return str(yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, width=100))
+
+
+def split_revision(name: str) -> tuple[str, str | None]:
+    """A model's name and the revision after an @, if there is one.
+
+    >>> split_revision("EleutherAI/pythia-160m@step1000")
+    ('EleutherAI/pythia-160m', 'step1000')
+    """
+    bare, _, revision = name.rpartition("@")
+    if not bare or not revision or Path(name).exists():
+        return name, None
+    return bare, revision
+
+
+def read_spec(
+    path: str | Path, changes: Mapping[str, Any] | None = None, stored: bool = False
+) -> Spec:
+    """A study file's spec; `changes` stand in for what the file says.
+
+    `stored` is for a finished run's own file: its models and data need not be here any more.
+    """
+    path = Path(path).expanduser()
+    document = Document.read(path)
+    changes = changes or {}
+    return make_spec({**document.data, **changes}, document.without(changes), path.parent, stored)
+
+
+def make_spec(
+    given: Mapping[str, Any],
+    document: Document | None = None,
+    folder: Path = Path(),
+    stored: bool = False,
+) -> Spec:
+    """A checked spec. Errors name the line of the document and the nearest valid word."""
+    from headlab.studies import find_study
+
+    document = document or Document.empty()
+    if "study" not in given:
+        raise HeadlabError(document.at((), "no study is named; study: circuits, for example"))
+    with document.errors(("study",)):
+        kind = find_study(given["study"])
+    context = {"folder": folder, "stored": stored}
+    try:
+        return kind.Spec.model_validate(kind.Spec.filled(given), context=context)
+    except ValidationError as error:
+        wrong = [_sentence(each, kind.Spec, document) for each in error.errors()]
+        more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
+        raise HeadlabError("; ".join(wrong[:3]) + more) from None
+
+
+def _sentence(error: Any, spec: type[Spec], document: Document) -> str:
+    """One of pydantic's errors, in Headlab's words."""
+    place, kind, value = error["loc"], error["type"], error.get("input")
+    name = ".".join(str(part) for part in place if isinstance(part, str))
+    shown = repr(value) if len(repr(value)) <= 60 else repr(value)[:60] + "..."
+    details = error.get("ctx", {})
+    if kind == "extra_forbidden":
+        words = list(spec.model_fields)
+        text = f"no setting {name!r}{nearest(name, words)} (there are {', '.join(words)})"
+    elif kind == "missing":
+        text = f"{name} is missing"
+    elif kind == "literal_error":
+        words = [word.strip("'") for word in details["expected"].replace(" or ", ", ").split(", ")]
+        text = f"{name} is {details['expected'].replace(chr(39), '')}, not {shown}"
+        text += nearest(str(value), words)
+    elif kind == "value_error":
+        text = f"{name}: {details['error']}"
+    else:
+        text = f"{name}: {error['msg'][0].lower()}{error['msg'][1:]}, not {shown}"
+    return document.at(place, text)
+
+
+def nearest(word: str, words: list[str]) -> str:
+    close = difflib.get_close_matches(word, words, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
