@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from headlab.proofs import Check, check
     from headlab.ranking import rank
     from headlab.scores import HeadScores, read_scores, write_scores
+    from headlab.store import Run
+    from headlab.studies.running import run_study
+    from headlab.studies.spec import make_spec, read_spec
     from headlab.tasks import make_examples
     from headlab.tasks.jsonl import read_examples
 
@@ -40,6 +43,7 @@ _HOMES = {
     "Measured": "engine",
     "Model": "model",
     "Reference": "gates",
+    "Run": "store",
     "ablate": "ablation",
     "check": "proofs",
     "counterfactual_reference": "gates",
@@ -47,6 +51,7 @@ _HOMES = {
     "gate_gradients": "gradients",
     "load": "loading",
     "make_examples": "tasks",
+    "make_spec": "studies.spec",
     "mean_reference": "gates",
     "measure": "engine",
     "noise_floor": "noise",
@@ -54,6 +59,8 @@ _HOMES = {
     "rank": "ranking",
     "read_examples": "tasks.jsonl",
     "read_scores": "scores",
+    "read_spec": "studies.spec",
+    "run_study": "studies.running",
     "write_scores": "scores",
 }
 __all__ = [
@@ -69,6 +76,7 @@ __all__ = [
     "Measured",
     "Model",
     "Reference",
+    "Run",
     "__version__",
     "ablate",
     "check",
@@ -77,6 +85,7 @@ __all__ = [
     "gate_gradients",
     "load",
     "make_examples",
+    "make_spec",
     "mean_reference",
     "measure",
     "noise_floor",
@@ -84,6 +93,8 @@ __all__ = [
     "rank",
     "read_examples",
     "read_scores",
+    "read_spec",
+    "run_study",
     "write_scores",
 ]
 

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from headlab.errors import HeadlabError
 
+os.environ.setdefault("TQDM_DISABLE", "1")  # one voice on the screen; read when tqdm is imported
 out = Console()  # results
 err = Console(stderr=True)  # everything else
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import TYPE_CHECKING
+import signal
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Self
 
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -18,7 +19,45 @@ if TYPE_CHECKING:
     from headlab.store import Run
 
 
-class Display(Listener):
+class Interruptible(Listener):
+    """Ends at Ctrl-C for sure: Python drops the interrupt where it falls into a callback of its
+    own (a weak reference's, a finaliser's), so it is looked at again with every step."""
+
+    def __enter__(self) -> Self:
+        self._asked = False
+        self._before_us = signal.signal(signal.SIGINT, self._interrupt)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        signal.signal(signal.SIGINT, self._before_us)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self._asked = True
+        raise KeyboardInterrupt
+
+    def _look(self) -> None:
+        if self._asked:
+            raise KeyboardInterrupt
+
+    def started(self, cell: Cell) -> None:
+        self._look()
+
+    def advanced(self, pairs: int) -> None:
+        self._look()
+
+    def ended(self, cell: Cell, seconds: float, reason: str | None = None) -> None:
+        self._look()
+
+    def reporting(self) -> None:
+        self._look()
+
+
+class Display(Interruptible):
     """One bar over all cells, by the time they are expected to take, and a line for each done."""
 
     def __init__(self, run: Run, planned: list[Planned]):
@@ -43,9 +82,9 @@ class Display(Listener):
         if self._todo and total:
             err.print(f"{len(self._todo)} cells, about {in_words(total)} here", highlight=False)
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> Self:
         self._bar.start()
-        return self
+        return super().__enter__()
 
     def __exit__(
         self,
@@ -54,15 +93,18 @@ class Display(Listener):
         trace: TracebackType | None,
     ) -> None:
         self._bar.stop()
+        super().__exit__(kind, error, trace)
 
     def loading(self, model: str) -> None:
         self._say(f"loading {short(model)}")
 
     def started(self, cell: Cell) -> None:
+        super().started(cell)
         self._cell, self._pairs = cell, 0
         self._say(cell.says)
 
     def advanced(self, pairs: int) -> None:
+        super().advanced(pairs)
         assert self._cell is not None
         self._pairs += pairs
         expected = self._planned[self._cell.id].pairs or 1
@@ -70,6 +112,7 @@ class Display(Listener):
         self._bar.update(self._task, completed=self._before + share * self._seconds(self._cell))
 
     def ended(self, cell: Cell, seconds: float, reason: str | None = None) -> None:
+        super().ended(cell, seconds, reason)
         self._done += 1
         self._before += self._seconds(cell)
         self._bar.update(self._task, completed=self._before)
@@ -81,6 +124,7 @@ class Display(Listener):
         )
 
     def reporting(self) -> None:
+        super().reporting()
         self._say("drawing figures, writing the report")
 
     def _say(self, text: str) -> None:

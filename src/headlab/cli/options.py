@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
@@ -114,7 +113,6 @@ def load_model(name: str, loading: dict[str, Any], quiet: bool, check: bool = Tr
 
 def be_quiet() -> None:
     """One voice on the screen: the libraries below keep their bars and advice to themselves."""
-    os.environ.setdefault("TQDM_DISABLE", "1")
     import logging as standard
 
     from transformers.utils import logging

@@ -195,7 +195,7 @@ def run_spec(
 
 def execute(run: Run, device: str | None, trust_remote_code: bool, quiet: bool) -> None:
     """Run what is missing, show how it goes, end with the report's path."""
-    from headlab.cli.display import Display
+    from headlab.cli.display import Display, Interruptible
     from headlab.studies.planning import plan
     from headlab.studies.running import run_study
 
@@ -204,12 +204,12 @@ def execute(run: Run, device: str | None, trust_remote_code: bool, quiet: bool) 
     loading: dict[str, Any] = {"device": device, "trust_remote_code": trust_remote_code}
     try:
         if quiet:
-            run_study(run, **loading)
+            listener = Interruptible()
         else:
             with status("looking at the models", quiet):
-                planned = plan(run.spec, **loading)
-            with Display(run, planned) as display:
-                run_study(run, listener=display, **loading)
+                listener = Display(run, plan(run.spec, **loading))
+        with listener:
+            run_study(run, listener=listener, **loading)
     except KeyboardInterrupt:
         if not (run.folder / "study.yaml").exists():
             raise  # nothing has begun

@@ -58,9 +58,9 @@
 
   function range(lines) {
     // Shared by all panels. A few wild values may leave the picture; most of the curves may not.
-    const values = lines.flatMap(({ curve }) => [...curve.explained, ...(curve.random?.mean || []), ...(curve.matched?.mean || [])]).filter(known);
-    const low = Math.max(-1, Math.min(0, ...values)), high = Math.min(2.5, Math.max(1.05, ...values));
-    return { min: low < 0 ? low - .03 : -.03, max: high + .04, cut: values.some(value => value < -1 || value > 2.5) };
+    const values = lines.flatMap(({ curve }) => [...curve.explained, ...curve.low, ...curve.high, ...(curve.random?.mean || []), ...(curve.matched?.mean || [])]).filter(known);
+    const low = Math.max(-1, Math.min(0, ...values)), high = Math.min(2, Math.max(1.05, ...values));
+    return { min: low < 0 ? low - .03 : -.03, max: high + .04, cut: values.some(value => value < -1 || value > 2) };
   }
 
   function drawCurves() {
@@ -80,7 +80,7 @@
       samples.length > 0 && samples.length < 4 && `${samples.join("; ")}.`,
       "Band: 95 % bootstrap over prompts.",
       counts.length > 0 && `Grey: ${counts.join(" or ")} random orders, mean and 95 % of the orders.`,
-      y.cut && "Values beyond \u22121 or 2.5 leave the picture.",
+      y.cut && "Values beyond \u22121 or 2 leave the picture.",
     ].filter(Boolean).join(" ");
   }
 

@@ -28,7 +28,7 @@ class Cell:
         """A file name: readable, of letters, digits and dashes alone, and of this very cell.
 
         >>> Cell("circuits", "../../etc", "ioi", "patch", 0).id
-        'etc-ioi-patch-0-d53f7bc9'
+        'etc-ioi-patch-0-9ee4e869'
         """
         told = [self.study, self.model, self.task, self.method, self.seed, self.settings]
         print_ = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]

@@ -127,9 +127,11 @@ def _lead(spec: CircuitsSpec, lines: list[Line]) -> list[str]:
         if k is None:
             told.append(f"{where}: no number of heads explains {100 * level:g} % of the effect.")
             continue
+        each = [curve.crossing(level) for curve in line.curves]
+        seeds = f" (by seed {', '.join(map(_or_none, each))})" if len(each) > 1 else ""
         told.append(
             f"{where}: {k} of {line.n_heads} heads (95 % interval {_or_none(low)} to "
-            f"{_or_none(high)}) explain {100 * level:g} % of the effect; as many random heads "
+            f"{_or_none(high)}) explain {100 * level:g} % of the effect{seeds}; as many random heads "
             f"explain {round(100 * line.random_at(k))} %."
         )
     for dense, sparse in _present(spec, lines):
@@ -183,17 +185,19 @@ def _warnings(run: Run, spec: CircuitsSpec, lines: list[Line]) -> list[str]:
 
 
 def _examples(lines: list[Line]) -> list[dict[str, Any]]:
+    """Some of each task, as each model was asked them: a model may have words of its own."""
+    once = {(line.task, line.model): line.found[0].examples for line in reversed(lines)}
     return [
         {
-            "task": short(line.task),
-            "model": short(line.model),
+            "task": short(task),
+            "model": short(model),
             "prompt": example["prompt"],
             "target": example["target"],
             "wrong": list(example.get("wrong", ())),
             "counterfactual": example.get("counterfactual"),
         }
-        for line in {(line.model, line.task): line for line in reversed(lines)}.values()
-        for example in line.found[0].examples
+        for task, model in dict.fromkeys((line.task, line.model) for line in lines)
+        for example in once[task, model]
     ]
 
 
