@@ -12,8 +12,13 @@ from typing import Any
 
 import browser as browsers
 import pytest
+from planted import pairs, save_planted
 
 from headlab.report import render
+from headlab.store import Run
+from headlab.studies.circuits.lines import read_lines
+from headlab.studies.running import run_study
+from headlab.studies.spec import make_spec
 
 TASKS = (
     ("ioi", "who receives? the name that is not repeated", "logit-diff"),
@@ -511,3 +516,46 @@ def test_numbers_that_json_cannot_hold_are_refused() -> None:
     data, facts = sample()
     with pytest.raises(ValueError, match="not JSON compliant"):
         render("circuits", {**data, "threshold": math.nan}, **facts)
+
+
+# --- the report of a run, not of made-up numbers ---
+
+
+@pytest.fixture
+def done(tmp_path: Path) -> Run:
+    """Two models whose circuit is known; a prompt that would like to be a script."""
+    for name in ("m", "twin"):
+        save_planted(tmp_path / name)
+    data = tmp_path / "t.jsonl"
+    data.write_text("".join(json.dumps(each.as_dict()) + "\n" for each in pairs(16)))
+    spec = make_spec(
+        {
+            "study": "circuits",
+            "pairs": [f"{tmp_path / 'm'}:{tmp_path / 'twin'}"],
+            "tasks": [str(data)],
+            "size": "smoke",
+        }
+    )
+    run = run_study(spec, tmp_path / "run")
+    record = run.read_cell(run.cells[0])
+    record.about["examples"][0]["prompt"] = "<script>window.hacked = 1</script>"
+    run.write(run.cells[0], record, 1.0)
+    run.study.write_report(run)
+    return run
+
+
+def test_a_runs_report_answers_a_click_and_shows_scripts_as_text(
+    browser: browsers.Browser, done: Run
+) -> None:
+    browser.open(done.folder / "report.html")
+    first = read_lines(done)[0].scores.order()[0]
+    browser.click(f'.map[data-model="m"] .cell[data-head="{first}"]')
+    assert browser.js("document.body.dataset.head") == f"m {first}"
+    assert "1.0x" in browser.js("document.body.innerText")
+    assert "<script>window.hacked = 1</script>" in browser.js("document.body.innerText")
+    assert browser.js("typeof window.hacked") == "undefined"
+    assert browser.errors == []
+    assert browser.requests == []
+    browser.size(390, 844)
+    browser.open(done.folder / "report.html")
+    assert browser.js("document.documentElement.scrollWidth") <= 390

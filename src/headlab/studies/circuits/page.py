@@ -131,8 +131,8 @@ def _lead(spec: CircuitsSpec, lines: list[Line]) -> list[str]:
         seeds = f" (by seed {', '.join(map(_or_none, each))})" if len(each) > 1 else ""
         told.append(
             f"{where}: {k} of {line.n_heads} heads (95 % interval {_or_none(low)} to "
-            f"{_or_none(high)}) explain {100 * level:g} % of the effect{seeds}; as many random heads "
-            f"explain {round(100 * line.random_at(k))} %."
+            f"{_or_none(high)}) explain {100 * level:g} % of the effect{seeds}; as many random "
+            f"heads explain {round(100 * line.random_at(k))} %."
         )
     for dense, sparse in _present(spec, lines):
         for one in lines:
