@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
@@ -33,7 +34,7 @@ class Cell:
         told = [self.study, self.model, self.task, self.method, self.seed, self.settings]
         print_ = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
         words = (short(self.model), short(self.task), self.method, str(self.seed))
-        return "-".join([*(_slug(word) for word in words), print_])
+        return "-".join([*(slug(word) for word in words), print_])
 
     @property
     def says(self) -> str:
@@ -58,5 +59,23 @@ def short(name: str) -> str:
     return PurePath(name).name if name.startswith(("/", "~", ".")) or "\\" in name else name
 
 
-def _slug(word: str) -> str:
+def labels(names: Sequence[str]) -> dict[str, str]:
+    """A short name for each, no two alike: of paths as many last parts as it takes.
+
+    >>> labels(["/a/x/m", "/b/x/m", "gpt2"])
+    {'/a/x/m': 'a/x/m', '/b/x/m': 'b/x/m', 'gpt2': 'gpt2'}
+    """
+    found = {name: short(name) for name in names}
+    parts = 1
+    while len(set(found.values())) < len(found) and parts < 50:
+        parts += 1
+        given = list(found.values())
+        for name, label in found.items():
+            if given.count(label) > 1:
+                found[name] = "/".join(PurePath(name).parts[-parts:]).lstrip("/")
+    return found
+
+
+def slug(word: str) -> str:
+    """Letters, digits and dashes alone."""
     return re.sub(r"[^a-z0-9]+", "-", word.lower()).strip("-")[:40] or "x"

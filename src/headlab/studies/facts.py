@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from headlab import __version__
-from headlab.studies.cells import short
+from headlab.studies.cells import labels, short
 
 if TYPE_CHECKING:
     from headlab.store import Run
@@ -16,20 +16,21 @@ def asked(spec: Spec) -> list[tuple[str, str]]:
     """The settings that all studies share."""
     return [
         ("study", f"{spec.study}, size {spec.size}"),
-        ("models", ", ".join(short(model) for model in spec.models)),
-        ("tasks", ", ".join(short(task) for task in spec.tasks)),
+        ("models", ", ".join(labels(spec.models).values())),
+        ("tasks", ", ".join(labels(spec.tasks).values())),
         ("seeds", ", ".join(map(str, spec.seeds))),
     ]
 
 
 def facts(run: Run) -> dict[str, Any]:
+    names = labels(run.spec.models) | labels(run.spec.tasks)
     sessions = run.manifest["sessions"]
     last = sessions[-1] if sessions and isinstance(sessions[-1], dict) else {}
     machine = last.get("machine") or {}
     gpus = ", ".join(machine.get("gpus") or []) or "no GPU"
     models = [
         (
-            short(name),
+            names.get(name, short(name)),
             f"{known.get('layers')} layers x {known.get('heads')} heads, {known.get('dtype')} on "
             f"{known.get('device')}, fingerprint {known.get('fingerprint')}, "
             f"{known.get('budget')} tokens a pass",
@@ -40,8 +41,8 @@ def facts(run: Run) -> dict[str, Any]:
     return {
         "cells": [
             {
-                "model": short(cell.model),
-                "task": short(cell.task),
+                "model": names[cell.model],
+                "task": names[cell.task],
                 "method": cell.method,
                 "seed": cell.seed,
                 "status": run.status(cell),

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from scipy.stats import spearmanr
 
-from headlab.studies.cells import short
 from headlab.studies.circuits.lines import Line, multiplier, read_lines
 
 if TYPE_CHECKING:
@@ -28,11 +27,9 @@ def compare(one: Run, other: Run) -> list[dict[str, str]]:
         )
         rows.append(
             {
-                "task": short(a.task),
+                "task": a.task,
                 "method": a.method,
-                "models": short(a.model)
-                if a.model == b.model
-                else f"{short(a.model)}, {short(b.model)}",
+                "models": a.model if a.model == b.model else f"{a.model}, {b.model}",
                 f"first k{100 * level:g}": _k(a, level),
                 f"second k{100 * level:g}": _k(b, level),
                 "first / second": ratio,
@@ -49,7 +46,7 @@ def _matched(first: list[Line], second: list[Line]) -> list[tuple[Line, Line]]:
         (a, b)
         for a in first
         for b in second
-        if (a.task, a.method) == (b.task, b.method) and (alone or a.model == b.model)
+        if (a.task, a.method) == (b.task, b.method) and (alone or a.source == b.source)
     ]
 
 

@@ -11,7 +11,6 @@ from matplotlib.lines import Line2D
 
 from headlab.aliases import ALIASES
 from headlab.figures import BLUE, GREEN, GREY, ORANGE, PINK, STYLE, add_caption, save
-from headlab.studies.cells import short
 from headlab.studies.circuits.lines import Line, multiplier
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def draw(
                     line for m in models for line in lines if (line.model, line.task) == (m, task)
                 ]
                 _panel(axis, own, models, level, [p for p in published if p["task"] == task])
-                axis.set_title(short(task), loc="left")
+                axis.set_title(task, loc="left")
             row[0].set_ylabel("explained effect")
         for axis in axes[-1]:
             axis.set_xlabel("number of heads kept")
@@ -69,7 +68,7 @@ def _panel(
     axis.axhline(0, color="black", lw=0.4)
     _mark_crossings(axis, drawn, models, level)
     _mark_published(axis, drawn, published)
-    gone = [f"{short(line.model)}: no effect to explain" for line in lines if line.finding]
+    gone = [f"{line.model}: no effect to explain" for line in lines if line.finding]
     if gone:
         axis.text(
             *(0.98, 0.04),
@@ -124,7 +123,7 @@ def _mark_published(axis: Axes, lines: Sequence[Line], published: list[Any]) -> 
     for number in published:
         for kind, mark in zip(("dense", "sparse"), _MARKS, strict=True):
             model = number[kind]
-            same = [ln for ln in lines if ALIASES.get(ln.model, ln.model) == model.get("hub_id")]
+            same = [ln for ln in lines if ALIASES.get(ln.source, ln.source) == model.get("hub_id")]
             heads = max(line.n_heads for line in lines)
             k = model["k"] if same else model["k"] / model["heads"] * heads
             axis.plot(
@@ -145,7 +144,7 @@ def _legend(figure: Figure, rows: Sequence[Sequence[str]]) -> None:
     for models in rows:
         for number, model in enumerate(models):
             colour = COLOURS[number % len(COLOURS)]
-            handles.append(Line2D([], [], color=colour, lw=1.6, label=short(model)))
+            handles.append(Line2D([], [], color=colour, lw=1.6, label=model))
     handles += [
         Line2D([], [], color=GREY, ls="--", lw=0.9, label="its random orders"),
         Line2D([], [], color=GREY, marker="o", mfc="none", ls="", ms=5, label="published, dense"),
@@ -168,7 +167,7 @@ def _caption(lines: Sequence[Line]) -> str:
     curve = first.curves[0]
     numbers = sorted({line.n for line in lines if not line.finding})
     heads = ", ".join(
-        f"{short(model)} {n}" for model, n in dict.fromkeys((ln.model, ln.n_heads) for ln in lines)
+        f"{model} {n}" for model, n in dict.fromkeys((ln.model, ln.n_heads) for ln in lines)
     )
     each = ", an order for each prompt" if curve.per_prompt else ""
     return (

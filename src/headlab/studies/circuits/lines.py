@@ -13,7 +13,7 @@ from torch import Tensor
 from headlab.curves import Curve
 from headlab.scores import HeadScores
 from headlab.stats import resampled_interval
-from headlab.studies.cells import Cell
+from headlab.studies.cells import Cell, labels
 from headlab.studies.circuits.cell import Found, from_record
 
 if TYPE_CHECKING:
@@ -24,18 +24,20 @@ if TYPE_CHECKING:
 class Line:
     """Explained effect against heads kept: the mean over seeds, each with prompts of its own."""
 
-    model: str
+    model: str  # as figures call it
     task: str
     method: str
     seeds: list[int]
     found: list[Found]  # one a seed
+    source: str = ""  # what the model was loaded from
 
     @property
     def finding(self) -> str | None:
         """Why there is no curve, if there is none."""
         for seed, each in zip(self.seeds, self.found, strict=True):
             if each.finding:
-                return each.finding if len(self.seeds) == 1 else f"seed {seed}: {each.finding}"
+                said = each.finding.replace(each.scores.model, self.model)
+                return said if len(self.seeds) == 1 else f"seed {seed}: {said}"
         return None
 
     @cached_property
@@ -50,6 +52,8 @@ class Line:
         floors = [each.noise_floor for each in all_ if each.noise_floor is not None]
         return replace(
             first,
+            model=self.model,
+            task=self.task,
             values=torch.cat([each.values for each in all_], -1),
             clean=torch.cat([each.clean for each in all_]),
             examples=[f"{n}:{id}" for n, each in enumerate(all_) for id in each.examples],
@@ -183,13 +187,21 @@ def multiplier(dense: Line, sparse: Line, level: float) -> Multiplier:
 
 def read_lines(run: Run) -> list[Line]:
     """The lines of all cells that are done; a line has the seeds that are."""
+    models, tasks = labels(run.spec.models), labels(run.spec.tasks)
     groups: dict[tuple[str, str, str], list[Cell]] = {}
     for cell in run.cells:
         if run.has(cell):
             groups.setdefault((cell.model, cell.task, cell.method), []).append(cell)
     return [
-        Line(*key, [cell.seed for cell in cells], [from_record(run.read_cell(c)) for c in cells])
-        for key, cells in groups.items()
+        Line(
+            models[model],
+            tasks[task],
+            method,
+            [cell.seed for cell in cells],
+            [from_record(run.read_cell(cell)) for cell in cells],
+            model,
+        )
+        for (model, task, method), cells in groups.items()
     ]
 
 

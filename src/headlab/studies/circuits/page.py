@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from headlab.aliases import ALIASES
 from headlab.curves import MIN_ORDERS
 from headlab.figures import save_head_map
 from headlab.files import write_whole
 from headlab.report import render
-from headlab.studies.cells import short
+from headlab.studies.cells import labels, slug
 from headlab.studies.circuits.figure import groups_of, save_figure
 from headlab.studies.circuits.lines import Line, all_multipliers, multiplier, read_lines
 from headlab.studies.facts import asked, cite, facts
@@ -83,12 +84,11 @@ def _draw(run: Run, spec: CircuitsSpec, lines: list[Line]) -> list[dict[str, str
             save_figure(own, rows, spec.threshold, published()["numbers"], folder, name)
             drawn.append((name, f"Explained effect against heads kept, ranked by {method}"))
     for line in lines:
-        cell = next(c for c in run.cells if (c.model, c.task, c.method) == _key(line))
-        name = f"head-map-{cell.id.rsplit('-', 2)[0]}-{cell.id.rsplit('-', 1)[1]}"
+        name = "head-map-" + "-".join(slug(word) for word in _key(line))
+        twins = sum(each.startswith(name) for each, _ in drawn)  # names that differ by signs only
+        name += f"-{twins + 1}" if twins else ""
         save_head_map(line.scores, folder, name)
-        drawn.append(
-            (name, f"Head map of {short(line.model)} on {short(line.task)}, {line.method}")
-        )
+        drawn.append((name, f"Head map of {line.model} on {line.task}, {line.method}"))
     return [
         {"name": name, "alt": alt, **{e: f"figures/{name}.{e}" for e in ("png", "pdf", "csv")}}
         for name, alt in drawn
@@ -102,7 +102,9 @@ def _key(line: Line) -> tuple[str, str, str]:
 def _present(spec: CircuitsSpec, lines: list[Line]) -> list[list[str]]:
     """The pairs of which both models have lines; two models without a pair are one."""
     models = list(dict.fromkeys(line.model for line in lines))
-    pairs = [pair for pair in spec.pairs if all(model in models for model in pair)]
+    names = labels(spec.models)
+    pairs = [[names[model] for model in pair] for pair in spec.pairs]
+    pairs = [pair for pair in pairs if all(model in models for model in pair)]
     return pairs or ([models] if len(models) == 2 and not spec.pairs else [])
 
 
@@ -118,7 +120,7 @@ def _lead(spec: CircuitsSpec, lines: list[Line]) -> list[str]:
     level = spec.threshold
     told = []
     for line in lines:
-        where = f"{short(line.task)}, {short(line.model)}"
+        where = f"{line.task}, {line.model}"
         where += f", {line.method}" if len(spec.methods) > 1 else ""
         if line.finding:
             told.append(f"{where}: {line.finding}.")
@@ -146,7 +148,7 @@ def _lead(spec: CircuitsSpec, lines: list[Line]) -> list[str]:
 
 def _ratio(one: Line, other: Line, level: float) -> str:
     found = multiplier(one, other, level)
-    pair = f"{short(one.task)}: {short(one.model)} against {short(other.model)}"
+    pair = f"{one.task}: {one.model} against {other.model}"
     if found.value is None:
         return f"{pair}: no multiplier, {found.reason}."
     return (
@@ -189,8 +191,8 @@ def _examples(lines: list[Line]) -> list[dict[str, Any]]:
     once = {(line.task, line.model): line.found[0].examples for line in reversed(lines)}
     return [
         {
-            "task": short(task),
-            "model": short(model),
+            "task": task,
+            "model": model,
             "prompt": example["prompt"],
             "target": example["target"],
             "wrong": list(example.get("wrong", ())),
@@ -205,17 +207,17 @@ def _examples(lines: list[Line]) -> list[dict[str, Any]]:
 
 
 def _data(spec: CircuitsSpec, lines: list[Line]) -> dict[str, Any]:
-    shapes = {line.model: line.scores.shape for line in lines}
+    shapes = {line.model: (line.source, *line.scores.shape) for line in lines}
     tasks = {line.task: line.measure for line in lines}
     return {
         "threshold": spec.threshold,
-        "pairs": [[short(model) for model in pair] for pair in _present(spec, lines)],
+        "pairs": _present(spec, lines),
         "models": [
-            {"name": short(model), "layers": layers, "heads": heads}
-            for model, (layers, heads) in shapes.items()
+            {"name": model, "hub_id": ALIASES.get(source), "layers": layers, "heads": heads}
+            for model, (source, layers, heads) in shapes.items()
         ],
         "tasks": [
-            {"name": short(task), "says": TASKS[task].says if task in TASKS else "", "measure": by}
+            {"name": task, "says": TASKS[task].says if task in TASKS else "", "measure": by}
             for task, by in tasks.items()
         ],
         "methods": list(dict.fromkeys(line.method for line in lines)),
@@ -223,9 +225,9 @@ def _data(spec: CircuitsSpec, lines: list[Line]) -> dict[str, Any]:
         "multipliers": [
             {
                 **vars(found),
-                "dense": short(found.dense),
-                "sparse": short(found.sparse),
-                "task": short(found.task),
+                "dense": found.dense,
+                "sparse": found.sparse,
+                "task": found.task,
             }
             for found in all_multipliers(lines, spec.threshold)
         ],
@@ -239,8 +241,8 @@ def _line_data(line: Line, threshold: float) -> dict[str, Any]:
     scores = line.scores
     low, high = scores.interval
     return {
-        "model": short(line.model),
-        "task": short(line.task),
+        "model": line.model,
+        "task": line.task,
         "method": line.method,
         "seeds": line.seeds,
         "n": line.n or len(scores.examples),
