@@ -36,4 +36,4 @@ types: $(READY)  ## mypy
 check: lint types test  ## all that CI runs
 
 clean:  ## remove what make made
-	rm -rf $(VENV) headlab-demo runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) headlab-demo .pytest_cache .mypy_cache .ruff_cache

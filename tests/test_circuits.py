@@ -74,6 +74,48 @@ def test_a_cell_is_the_ranking_and_the_curve_that_the_library_gives(lab):
     assert [example["prompt"] for example in found.examples] == [e.prompt for e in tested[:5]]
 
 
+def test_every_setting_reaches_the_cell(lab, tmp_path):
+    changes = {"methods": "attribute", "steps": 3, "seeds": [3], "dtype": "float64", "n": 6}
+    changes |= {"measure": "log-prob", "threshold": 0.7, "orders": 2, "bos": "no"}
+    done = run_study(spec_of(lab, **changes), tmp_path / "r")
+    found = from_record(done.read_cell(done.cells[0]))
+    assert found.scores.settings["steps"] == 3
+    assert found.scores.settings["dtype"] == "float64"
+    assert found.scores.measure == found.curve.measure == "log-prob"
+    assert found.curve.threshold == 0.7
+    assert found.curve.settings["seed"] == 3
+    assert len(found.curve.random) == 2
+    drawn = headlab.make_examples(planted(), str(lab / "t.jsonl"), 6, 3, "rank")
+    assert found.scores.fingerprints == [example.fingerprint for example in drawn]
+    drawn = headlab.make_examples(planted(), str(lab / "t.jsonl"), 6, 3, "curve")
+    assert found.tested == [example.fingerprint for example in drawn]
+
+
+def test_a_revision_goes_to_the_loader(lab, tmp_path, monkeypatch):
+    from headlab.studies import running
+
+    asked = []
+
+    def refuse(name, **options):
+        asked.append((name, options["revision"], options["trust_remote_code"]))
+        raise headlab.HeadlabError("not here")
+
+    monkeypatch.setattr(running, "load", refuse)
+    run_study(spec_of(lab, models=["EleutherAI/pythia-70m@step512"]), tmp_path / "r")
+    assert asked == [("EleutherAI/pythia-70m", "step512", False)]
+
+
+def test_memory_that_ran_out_is_recorded(lab):
+    (cell,) = spec_of(lab).cells()
+    model = headlab.load(str(lab / "m"))
+
+    def back_off(_):
+        model.back_offs += 1
+
+    assert from_record(run_cell(cell, model, back_off)).backed_off
+    assert not from_record(run_cell(cell, model, lambda _: None)).backed_off
+
+
 def test_a_record_holds_all_that_was_found():
     found = synthetic("a", [0, 1, 2, 4], [0.0, 0.5, 0.95, 1.0])
     again = from_record(to_record(found))
@@ -166,7 +208,15 @@ def synthetic(model: str, ks: list[int], explained: list[float], n: int = 12, se
         in_sample=False,
         settings={"seed": seed},
     )
-    return Found(scores, made, None, [], False)
+    prints = [f"{model}-{each}" for each in ids]
+    return Found(
+        dataclasses.replace(scores, fingerprints=prints, settings={"direction": "noising"}),
+        made,
+        None,
+        [],
+        prints,
+        False,
+    )
 
 
 def line_of(model: str, ks: list[int], explained: list[float], task: str = "t") -> Line:
@@ -196,11 +246,10 @@ def test_a_line_is_the_mean_over_its_seeds():
     one = synthetic("m", [0, 10, 20], [0, 0.8, 1], seed=0)
     two = synthetic("m", [0, 5, 20], [0, 0.9, 1], seed=1)
     line = Line("m", "t", "patch", [0, 1], [one, two])
-    assert line.ks == [0, 5, 10, 20]
-    at_5 = (0.4 + 0.9) / 2
+    at_4, at_5 = (0.32 + 0.72) / 2, (0.4 + 0.9) / 2
     at_10 = (0.8 + (0.9 + 1 / 30)) / 2
-    assert np.allclose(line.explained, [0, at_5, at_10, 1])
-    assert line.crossing(0.5) == 5
+    assert np.allclose(line.explained[[0, 4, 5, 10, 20]], [0, at_4, at_5, at_10, 1])
+    assert line.crossing(0.5) == 4  # between measured ks by a straight line
     assert line.n == 24
     assert line.scores.values.shape[-1] == 24
 
@@ -217,7 +266,99 @@ def test_a_line_of_one_seed_is_its_curve():
     assert line.mean("cpr") == pytest.approx(found.curve.cpr)
 
 
+def noisy(model: str, ks: list[int], explained: list[float], n: int, seed: int) -> Found:
+    """The same with prompts that differ."""
+    found = synthetic(model, ks, explained, n, seed)
+    spread = torch.linspace(0.5, 1.5, n, dtype=torch.float64)
+    values = found.curve.values + 0.2 * (spread - 1) * torch.tensor(ks)[:, None] / ks[-1]
+    return dataclasses.replace(found, curve=dataclasses.replace(found.curve, values=values))
+
+
+def test_the_band_over_seeds_is_that_of_their_mean():
+    ks, rise = [0, 1, 2, 4, 10, 20], [0, 0.1, 0.3, 0.6, 0.8, 1]
+    one, two = noisy("m", ks, rise, 12, 0), noisy("m", ks, rise, 12, 1)
+    alone = Line("m", "t", "patch", [0], [one])
+    both = Line("m", "t", "patch", [0, 1], [one, two])
+    assert both.n == 24
+    width, narrower = (float((high - low)[-1]) for low, high in (alone.band, both.band))
+    assert narrower == pytest.approx(width / 2**0.5, rel=0.15)
+    calm = dataclasses.replace(two, curve=synthetic("m", ks, rise, 12, 1).curve)
+    half = Line("m", "t", "patch", [0, 1], [one, calm])
+    low, high = half.band
+    assert 0 < (high - low)[-1] < narrower  # both seeds count, not the first alone
+
+
+def test_a_prompt_that_several_seeds_drew_counts_once():
+    ks, rise = [0, 1, 2, 4, 10, 20], [0, 0.1, 0.3, 0.6, 0.8, 1]
+    one = noisy("m", ks, rise, 12, 0)
+    thrice = Line("m", "t", "patch", [0, 1, 2], [one, one, one])
+    once = Line("m", "t", "patch", [0], [one])
+    assert thrice.n == once.n == 12
+    assert thrice.scores.values.shape == once.scores.values.shape
+    assert torch.allclose(thrice.band[1][ks], once.band[1], atol=1e-9)
+
+
+def test_the_random_line_is_of_all_seeds_and_read_between_its_points():
+    one, two = (synthetic("m", [0, 10, 20], [0, 0.8, 1], seed=seed) for seed in (0, 1))
+    flat = dataclasses.replace(two.curve, random=0 * two.curve.random)
+    line = Line("m", "t", "patch", [0, 1], [one, dataclasses.replace(two, curve=flat)])
+    assert len(line.random) == 40
+    assert line.random_at(10) == pytest.approx(0.25)  # half of the orders rise to 0.5 there
+    assert line.random_at(15) == pytest.approx((0.25 + 0.5 * (1 + 0)) / 2)
+
+
+def test_the_multipliers_interval_is_of_the_ratio_over_prompts():
+    ks = [0, 10, 20, 30, 40, 50]
+    dense = Line("a", "t", "patch", [0], [noisy("a", ks, [0, 0.3, 0.6, 0.86, 0.9, 1], 8, 0)])
+    sparse = Line("b", "t", "patch", [0], [synthetic("b", ks, [0, 0.9, 1, 1, 1, 1], 8)])
+    found = multiplier(dense, sparse, 0.9)
+    assert found.value == 4.0
+    assert found.low <= found.value <= found.high
+    assert found.low < found.high
+    never = noisy("a", ks, [0, 0.3, 0.6, 0.7, 0.8, 0.9], 8, 0)
+    line = Line("a", "t", "patch", [0], [never])
+    assert set(line.crossings_again(0.9)) <= {50}  # not reached: all heads, not one
+
+
 # --- figure and report ---
+
+
+@pytest.fixture
+def unequal(tmp_path) -> Run:
+    """A run whose two models need 100 and 50 heads, one with a random line of its own."""
+    given = {"study": "circuits", "tasks": ["ioi"], "pairs": ["gpt2:smollm2"], "size": "smoke"}
+    made = Run(tmp_path / "r", make_spec(given))
+    curves = {"gpt2": [0, 0.5, 0.9, 1], "smollm2": [0, 0.95, 1, 1]}
+    ks = sorted({50, 100, 140, *share_ks(140)})
+    with made.locked():
+        for cell in made.cells:
+            rise = np.interp(ks, [0, 50, 100, 140], curves[cell.model]).tolist()
+            found = synthetic(cell.model, ks, rise)
+            curve = dataclasses.replace(found.curve, matched=0.5 * found.curve.random)
+            found = dataclasses.replace(found, curve=curve, backed_off=cell.model == "gpt2")
+            made.write(cell, to_record(found), 1.0)
+        made.write_report()
+    return made
+
+
+def test_terminal_report_and_csv_tell_the_same_ratio_and_lines(unequal):
+    said = unequal.study.findings(unequal)
+    assert "ioi: gpt2 against smollm2: 2.0x as many heads (2.0 to 2.0) for 90 %." in said
+    assert said[0].startswith("ioi, gpt2: 100 of 140 heads (95 % interval 100 to 100)")
+    assert "as many random heads explain 71 %" in said[0]
+    page = (unequal.folder / "report.html").read_text()
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])
+    ratios = {(each["dense"], each["sparse"]): each["value"] for each in data["multipliers"]}
+    assert ratios == {("gpt2", "smollm2"): 2.0, ("smollm2", "gpt2"): 0.5}
+    line = data["lines"][0]
+    assert line["curve"]["crossings"]["90"]["k"] == 100
+    assert line["curve"]["random"]["mean"][-2] == pytest.approx(0.5)
+    assert line["curve"]["matched"]["mean"][-2] == pytest.approx(0.25)
+    assert "Memory ran out on the way" in page
+    with (unequal.folder / "figures/circuits.csv").open() as file:
+        for row in csv.DictReader(file):
+            assert float(row["low"]) <= float(row["explained"]) + 1e-9
+            assert float(row["explained"]) <= float(row["high"]) + 1e-9
 
 
 def texts_of(figure) -> list[str]:
@@ -238,18 +379,18 @@ def test_the_figure_has_a_panel_a_task_and_the_multiplier_between_two_models():
     at = {line.get_marker(): line.get_xdata()[0] for line in figure.axes[0].lines}
     assert (at["o"], at["D"]) == (100, 50)  # the share of 144 heads
     plt.close(figure)
-    alone = draw(lines[:1], [["dense"]], 0.9, [])
-    assert texts_of(alone) == ["k90 = 100"]
-    plt.close(alone)
+    apart = draw([lines[0], lines[2]], [], 0.9, [])
+    assert texts_of(apart) == ["k90 = 100", "k90 = 50"]
+    plt.close(apart)
 
 
 def test_published_marks_of_the_very_model_stand_at_its_own_heads():
     line = line_of("gpt2", [0, 50, 100, 200], [0, 0.5, 0.9, 1], "ioi")
     line = dataclasses.replace(line, source="gpt2")
-    figure = draw([line], [["gpt2"]], 0.9, published()["numbers"])
+    figure = draw([line], [], 0.9, published()["numbers"])
     at = {each.get_marker(): each.get_xdata()[0] for each in figure.axes[0].lines}
     assert at["o"] == 100  # not 100 / 144 of 200
-    assert at["D"] == pytest.approx(200 * 50 / 144)
+    assert at["D"] == 50  # of the same figure, so on the same scale
     plt.close(figure)
 
 
@@ -268,8 +409,9 @@ def test_models_of_one_name_are_kept_apart(lab, tmp_path):
     models = [str(tmp_path / place / "m") for place in ("one", "two")]
     done = run_study(spec_of(lab, models=models), tmp_path / "r")
     assert [line.model for line in read_lines(done)] == ["one/m", "two/m"]
-    page = (tmp_path / "r/report.html").read_text()
-    assert "one/m against two/m: 1.0x" in page
+    assert (
+        "one/m against two/m" not in (tmp_path / "r/report.html").read_text()
+    )  # no pair was asked for
     assert len(list((tmp_path / "r/figures").glob("head-map-*.png"))) == 2
 
 

@@ -49,6 +49,7 @@ def sample(hostile: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
     reason = f"{names[1]} does not reach 90 %" + (f" {IMAGE} {BRACES}" if hostile else "")
     data = {
         "threshold": 0.9,
+        "level": "90",
         "pairs": [],
         "models": models,
         "tasks": [{"name": name, "says": says, "measure": m} for name, says, m in TASKS],
@@ -66,6 +67,7 @@ def sample(hostile: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
                 "task": "ioi",
                 "source": "seed figure",
                 "threshold": 0.9,
+                "level": "90",
                 "multiplier": 2.0,
                 "dense": {
                     "name": "GPT-2",

@@ -19,10 +19,11 @@ from filelock import FileLock
 from planted import pairs, save_planted
 
 from headlab.errors import HeadlabError
+from headlab.files import write_whole
 from headlab.store import Run, find_runs, next_folder
 from headlab.studies import circuits
 from headlab.studies.cells import Cell
-from headlab.studies.running import run_study
+from headlab.studies.running import Listener, run_study
 from headlab.studies.spec import make_spec
 
 KILLS = int(os.environ.get("HEADLAB_KILLS", "3"))
@@ -259,6 +260,98 @@ def test_a_full_disk_is_one_sentence_and_finished_cells_are_kept(lab, tmp_path, 
         assert bytes_of(folder) == uninterrupted
 
 
+def test_a_disk_too_full_to_begin_can_be_tried_again(lab, tmp_path):
+    with small_disk(tmp_path / "disk", "4k") as disk:
+        with pytest.raises(HeadlabError, match="no space is left"):
+            run_study(spec_of(lab), disk / "r")
+        subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
+        done = run_study(spec_of(lab), disk / "r")
+        assert done.has(done.cells[0])
+
+
+def test_a_disk_that_fills_up_at_the_report_says_how_to_go_on(lab, tmp_path):
+    with small_disk(tmp_path / "disk", "64k") as disk:
+        with pytest.raises(HeadlabError, match=r"no space is left.*headlab resume"):
+            run_study(spec_of(lab), disk / "r")
+        assert Run.read(disk / "r").has(spec_of(lab).cells()[0])
+
+
+def test_a_file_is_whole_or_as_it_was(tmp_path, monkeypatch):
+    path = tmp_path / "x.json"
+    write_whole(path, "old")
+
+    def refuse(*_):
+        raise OSError("no")
+
+    for name in ("replace", "fsync"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, refuse)
+            with pytest.raises(OSError, match="no"):
+                write_whole(path, "new")
+        assert path.read_text() == "old"
+        assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_report_that_was_cut_off_is_written_again(lab, tmp_path, monkeypatch):
+    done = run_study(spec_of(lab), tmp_path / "r")
+    page = (done.folder / "report.html").read_text()
+    done.path_of(done.cells[0]).unlink()
+
+    def stop(run):
+        (run.folder / "report.html").write_text("stale")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(circuits, "STUDY", dataclasses.replace(circuits.STUDY, write_report=stop))
+        with pytest.raises(KeyboardInterrupt):
+            run_study(Run.read(done.folder))
+    run_study(Run.read(done.folder))
+    assert "stale" not in (done.folder / "report.html").read_text()
+    assert len((done.folder / "report.html").read_text()) > 0.9 * len(page)
+
+
+def test_a_data_file_changed_on_the_way_fails_the_cells_to_come(lab, tmp_path):
+    data = save_task(tmp_path / "t.jsonl", pairs(12))
+
+    class Meddler(Listener):
+        def ended(self, cell, seconds, reason=None):
+            save_task(data, pairs(10))
+
+    spec = spec_of(lab, tasks=[str(data)], seeds=[0, 1])
+    done = run_study(spec, tmp_path / "r", listener=Meddler())
+    assert [done.status(cell) for cell in done.cells] == ["done", "failed"]
+    assert "has changed since this run began" in done.known(done.cells[1])["reason"]
+
+
+def test_two_studies_that_race_for_a_folder_do_not_mix(lab, tmp_path):
+    first = Run.start(tmp_path / "r", spec_of(lab))
+    second = Run.start(tmp_path / "r", spec_of(lab, n=8))
+    run_study(first)
+    with pytest.raises(HeadlabError, match="another study"):
+        run_study(second)
+
+
+def test_what_another_process_noted_before_the_lock_is_kept(lab, tmp_path):
+    early = Run.start(tmp_path / "r", spec_of(lab))
+    run_study(spec_of(lab), tmp_path / "r")
+    with early.locked():
+        assert early.manifest["models"]
+
+
+def test_a_study_file_alone_is_not_a_run(lab, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("study.yaml").write_text(spec_of(lab).as_yaml())
+    assert "no runs in" in run("ls").stdout
+    assert "is no run" in error_of(run("report", ".", "--quiet"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["study.yaml"]
+
+
+def test_commands_to_go_on_with_can_be_pasted(lab, tmp_path):
+    odd = tmp_path / "my runs [bold]"
+    assert Run.start(odd, spec_of(lab)).resume_command == f"headlab resume '{odd}'"
+    assert str(odd) in run_study(spec_of(lab), odd).folder.joinpath("report.html").read_text()
+
+
 def test_a_folder_that_is_not_this_run_is_left_alone(lab, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.txt").write_text("years")
@@ -308,6 +401,8 @@ def test_a_linked_report_is_replaced_not_written_through(lab, tmp_path):
         ("manifest.json", "{"),
         ("manifest.json", "[]"),
         ("manifest.json", '{"models": 1}'),
+        ("manifest.json", '{"models": {}, "files": {}, "cells": {}, "sessions": [5]}'),
+        ("manifest.json", '{"models": {}, "files": {}, "cells": {"x": 1}, "sessions": []}'),
         ("study.yaml", "study: !!python/object/apply:os.system ['touch owned']"),
         ("study.yaml", ""),
     ],

@@ -45,6 +45,9 @@ def refusal(folder: Path, text: str | bytes) -> str:
         ("study: circuits\nn: 4\nn: 8\n", 3, "'n' is there twice"),
         ("study: circuits\nmodels: [smollm2\n", 3, ""),
         ("study: circuits\nmodels: {a: 1}\n", 2, "models: "),
+        ("study: circuits\n? [a, b]\n: c\n", 2, "name is a word"),
+        ("study: circuits\nmodels: [smolm2]\n", 2, "did you mean 'smollm2'?"),
+        ("study: circuits\nmodels: ['~nobody/x']\n", 2, "models: "),
     ],
 )
 def test_an_error_names_the_line_and_the_nearest_word(tmp_path, text, line, says):
@@ -118,10 +121,25 @@ def test_paths_are_of_the_study_files_folder(tmp_path, monkeypatch):
     assert spec.tasks == [str(tmp_path / "deep/t.jsonl")]
 
 
+def test_links_stay_as_they_were_named(tmp_path):
+    save_planted(tmp_path / "blob")
+    (tmp_path / "link").symlink_to(tmp_path / "blob")
+    spec = make_spec({"study": "circuits", "models": [str(tmp_path / "link")]})
+    assert spec.models == [str(tmp_path / "link")]
+
+
+def test_a_size_on_the_command_line_stands_for_its_numbers(tmp_path):
+    stored = written(tmp_path, make_spec({"study": "circuits", "size": "smoke"}).as_yaml())
+    spec = read_spec(stored, {"size": "small"})
+    assert (spec.size, spec.n, spec.orders) == ("small", 200, 20)
+
+
 def test_the_models_of_pairs_are_models():
     spec = make_spec({"study": "circuits", "pairs": ["gpt2:olmo-7b"], "models": "smollm2"})
     assert spec.models == ["smollm2", "gpt2", "olmo-7b"]
     assert make_spec({"study": "circuits", "pairs": "gpt2:olmo-7b"}).models == ["gpt2", "olmo-7b"]
+    both = {"models": ["gpt2"], "pairs": ["gpt2:olmo-7b", "gpt2:smollm2"]}
+    assert make_spec({"study": "circuits", **both}).models == ["gpt2", "olmo-7b", "smollm2"]
     with pytest.raises(HeadlabError, match="there twice"):
         make_spec({"study": "circuits", "pairs": ["gpt2:gpt2"]})
 

@@ -139,7 +139,13 @@ def read_blueprint(
     config, _ = _read_config(source, _hub_options(source, revision, trust_remote_code))
     with torch.device("meta"), _one_sentence(source, "its config"):
         empty = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
-    seam = find_seam(empty, source.label)
+    try:
+        seam = find_seam(empty, source.label)
+    except HeadlabError as error:  # found by structure, which takes a pass and so the weights
+        raise HeadlabError(
+            f"{source.label} is not in the table of architectures: its shape is known once it is "
+            "loaded"
+        ) from error
     return Blueprint(
         layers=len(seam.projections),
         heads=seam.heads,

@@ -18,12 +18,16 @@ def bootstrap_means(values: Tensor, n: int = N_RESAMPLES, seed: int = 0) -> Tens
     Every row of `values` sees the same resamples, so that rows can be compared.
     """
     count = values.shape[-1]
+    flat = values.double().reshape(-1, count)
+    return (bootstrap_weights(count, n, seed) @ flat.T / count).view(n, *values.shape[:-1])
+
+
+def bootstrap_weights(count: int, n: int = N_RESAMPLES, seed: int = 0) -> Tensor:
+    """How often each of `count` examples is drawn in each of n resamples: [resample, example]."""
     random = torch.Generator().manual_seed(seed)
     drawn = torch.randint(count, (n, count), generator=random)
     weights = torch.zeros(n, count, dtype=torch.float64)
-    weights.scatter_add_(1, drawn, torch.ones_like(weights))
-    flat = values.double().reshape(-1, count)
-    return (weights @ flat.T / count).view(n, *values.shape[:-1])
+    return weights.scatter_add_(1, drawn, torch.ones_like(weights))
 
 
 def leaves_out_zero(values: Tensor, n: int = N_RESAMPLES) -> Tensor:

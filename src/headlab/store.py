@@ -17,14 +17,16 @@ import errno
 import io
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
+from pydantic import BaseModel, Field, ValidationError
 
 from headlab.errors import HeadlabError
 from headlab.files import as_json, write_whole
@@ -53,28 +55,51 @@ class Run:
     @classmethod
     def start(cls, folder: str | Path, spec: Spec) -> Run:
         """A new run, or the one that is there if it is of the same study."""
-        folder = Path(folder).expanduser()
-        if (folder / "study.yaml").exists():
-            run = cls.read(folder)
-            if run.spec != spec:
-                raise HeadlabError(
-                    f"{folder} holds a run of another study; give another folder, or go on with "
-                    f"it: headlab resume {folder}"
-                )
-            return run
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise HeadlabError(f"{folder} is there already and is no run; give another folder")
-        return cls(folder, spec)
+        run = cls(Path(folder).expanduser(), spec)
+        if run._is_there:
+            run._require_same_study()
+            return cls.read(folder)
+        if not run._is_free:
+            raise HeadlabError(f"{run.folder} is there already and is no run; give another folder")
+        return run
 
     @classmethod
     def read(cls, folder: str | Path, strictly: bool = False) -> Run:
         """The run in a folder. `strictly`: its models and files must be here too, to go on."""
         folder = Path(folder).expanduser()
-        if not (folder / "study.yaml").is_file():
-            why = "has no study.yaml" if folder.is_dir() else "is not there"
-            raise HeadlabError(f"{folder} is no run: it {why} (headlab ls lists runs)")
+        for name in ("study.yaml", "manifest.json"):  # a study file alone is not a run
+            if not (folder / name).is_file():
+                why = f"has no {name}" if folder.is_dir() else "is not there"
+                raise HeadlabError(f"{folder} is no run: it {why} (headlab ls lists runs)")
         spec = read_spec(folder / "study.yaml", stored=not strictly)
         return cls(folder, spec, _read_manifest(folder / "manifest.json"))
+
+    @property
+    def _is_there(self) -> bool:
+        return (self.folder / "study.yaml").exists() and (self.folder / "manifest.json").exists()
+
+    @property
+    def _is_free(self) -> bool:
+        """Nothing is there, or what a run leaves that was stopped before it could say its study."""
+        if not self.folder.exists():
+            return True
+        ours = {".lock", "manifest.json", "cells", "figures"}
+        return self.folder.is_dir() and all(
+            (path.name in ours and not (path.is_dir() and any(path.iterdir())))
+            or _PART.fullmatch(path.name)
+            for path in self.folder.iterdir()
+        )
+
+    def _require_same_study(self) -> None:
+        if Run.read(self.folder).spec != self.spec:
+            raise HeadlabError(
+                f"{self.folder} holds a run of another study; give another folder, or go on with "
+                f"it: {self.resume_command}"
+            )
+
+    @property
+    def resume_command(self) -> str:
+        return f"headlab resume {shlex.quote(str(self.folder))}"
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -88,7 +113,7 @@ class Run:
                     )
             lock = FileLock(self.folder / ".lock")
             try:
-                lock.acquire(blocking=False)
+                lock.acquire(timeout=1)  # one that only looks holds it for a moment
             except Timeout:
                 raise HeadlabError(
                     f"another process is writing to {self.folder}; wait for it, or give another "
@@ -96,7 +121,8 @@ class Run:
                 ) from None
         try:
             with _says_why(self.folder):
-                if (self.folder / "manifest.json").exists():  # it may have changed before the lock
+                if self._is_there:  # another process may have begun, or gone on, before the lock
+                    self._require_same_study()
                     self.manifest = _read_manifest(self.folder / "manifest.json")
                 for place in (self.folder, self.folder / "cells", self.folder / "figures"):
                     place.mkdir(exist_ok=True)
@@ -151,8 +177,8 @@ class Run:
 
     def known(self, cell: Cell) -> dict[str, Any]:
         """What the manifest says of it: seconds, or the reason of a failure."""
-        known = self.manifest["cells"].get(cell.id, {})
-        return known if isinstance(known, dict) else {}
+        known: dict[str, Any] = self.manifest["cells"].get(cell.id, {})
+        return known
 
     def write(self, cell: Cell, record: Record, seconds: float) -> None:
         table = pa.Table.from_pandas(record.table, preserve_index=False)
@@ -169,9 +195,16 @@ class Run:
         try:
             table = pq.read_table(self.path_of(cell))
             about = json.loads((table.schema.metadata or {})[_META])
-        except (OSError, pa.ArrowException, KeyError, ValueError) as error:
+            if about["format"] != _FORMAT:
+                raise ValueError("it was written by another version of Headlab")
+        except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
             raise HeadlabError(f"{self.path_of(cell)} is no cell of a run: {error}") from None
         return Record(table.to_pandas(), about)
+
+    def write_report(self) -> Path:
+        """Figures and page, from the cells alone."""
+        with _says_why(self.folder):
+            return self.study.write_report(self)
 
     # --- the manifest ---
 
@@ -191,7 +224,7 @@ def find_runs(folder: str | Path) -> list[Run]:
     found = []
     for depth in ("study.yaml", "*/study.yaml", "*/*/study.yaml"):
         for path in sorted(folder.glob(depth)):
-            with contextlib.suppress(HeadlabError):
+            with contextlib.suppress(HeadlabError, OSError):
                 found.append(Run.read(path.parent))
     return found
 
@@ -215,12 +248,36 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         return _new_manifest()
     except (OSError, ValueError) as error:
         raise HeadlabError(f"{path} cannot be read: {error}") from None
-    shapes = {"models": dict, "files": dict, "cells": dict, "sessions": list}
-    if not isinstance(manifest, dict) or not all(
-        isinstance(manifest.get(key), kind) for key, kind in shapes.items()
-    ):
-        raise HeadlabError(f"{path} is not the manifest of a run")
-    return manifest
+    try:
+        Manifest.model_validate(manifest)
+    except ValidationError:
+        raise HeadlabError(f"{path} is not the manifest of a run") from None
+    return dict(manifest)
+
+
+class _Session(BaseModel):
+    started: str
+    versions: dict[str, str]
+    machine: dict[str, Any]
+
+
+class _KnownModel(BaseModel):
+    fingerprint: str
+    budget: Annotated[int, Field(ge=1)]
+
+
+class _KnownCell(BaseModel):
+    seconds: float | None = None
+    reason: str | None = None
+
+
+class Manifest(BaseModel):
+    """What must be in a manifest.json, whoever wrote it; there may be more."""
+
+    models: dict[str, _KnownModel]
+    files: dict[str, str]
+    cells: dict[str, _KnownCell]
+    sessions: list[_Session]
 
 
 @contextlib.contextmanager
@@ -233,5 +290,5 @@ def _says_why(folder: Path) -> Iterator[None]:
             reason = "no space is left on the disk"
         raise RunStopped(
             f"cannot write to {folder}: {reason}; finished cells are kept, go on later with: "
-            f"headlab resume {folder}"
+            f"headlab resume {shlex.quote(str(folder))}"
         ) from error

@@ -79,8 +79,13 @@ class Display(Interruptible):
         )
         total = sum(self._seconds(each.cell) for each in self._todo)
         self._task = self._bar.add_task("", total=total or None)
-        if self._todo and total:
-            err.print(f"{len(self._todo)} cells, about {in_words(total)} here", highlight=False)
+        known = [each.seconds for each in self._todo if each.seconds is not None]
+        if known:
+            unknown = len(self._todo) - len(known)
+            more = f", and {unknown} whose time is not known" if unknown else ""
+            err.print(
+                f"{len(known)} cells, about {in_words(sum(known))} here{more}", highlight=False
+            )
 
     def __enter__(self) -> Self:
         self._bar.start()

@@ -9,10 +9,11 @@ import typer
 from rich.markup import escape
 from typer.core import TyperGroup
 
+from headlab.aliases import ALIASES
 from headlab.cli.app import app, err, out
 from headlab.cli.options import Quiet, be_quiet, complete_model, complete_task, status
 from headlab.errors import HeadlabError
-from headlab.studies import STUDIES, find_study
+from headlab.studies import STUDIES, require_study, template
 
 if TYPE_CHECKING:
     from headlab.store import Run
@@ -26,7 +27,7 @@ class _StudyOrFile(TyperGroup):
         word = args[0]
         if word not in self.commands and not word.startswith("-"):
             if Path(word).suffix not in (".yaml", ".yml") and not Path(word).exists():
-                find_study(word)  # says which study is nearest
+                require_study(word)  # says which study is nearest
             args = ["file", *args]
         return super().resolve_command(ctx, args)
 
@@ -144,8 +145,10 @@ def run_file(
     """Run a study file; options stand in for what it says."""
     from headlab.studies.spec import read_spec
 
-    lists = {"models": models, "tasks": tasks, "seeds": seeds}
+    lists = {"models": models, "tasks": tasks}
     changes: dict[str, Any] = {k: _absolute(text) for k, text in lists.items() if text is not None}
+    if seeds is not None:
+        changes["seeds"] = _words(seeds)
     if size is not None:
         changes["size"] = size
     run_spec(read_spec(study, changes), folder, device, trust_remote_code, dry_run, quiet)
@@ -169,7 +172,7 @@ def new(
     study: Annotated[str, typer.Argument(metavar="STUDY", help=", ".join(STUDIES) + ".")],
 ) -> None:
     """Print a commented study file to start from."""
-    print(find_study(study).template, end="")
+    print(template(study), end="")
 
 
 def run_spec(
@@ -200,7 +203,7 @@ def execute(run: Run, device: str | None, trust_remote_code: bool, quiet: bool) 
     from headlab.studies.running import run_study
 
     be_quiet()
-    go_on = f"headlab resume {run.folder}"
+    go_on = run.resume_command
     loading: dict[str, Any] = {"device": device, "trust_remote_code": trust_remote_code}
     try:
         if quiet:
@@ -215,7 +218,7 @@ def execute(run: Run, device: str | None, trust_remote_code: bool, quiet: bool) 
             raise  # nothing has begun
         done = sum(run.has(cell) for cell in run.cells)
         err.print(
-            f"interrupted: {done} of {len(run.cells)} cells are done; go on with: {go_on}",
+            escape(f"interrupted: {done} of {len(run.cells)} cells are done; go on with: {go_on}"),
             soft_wrap=True,
             highlight=False,
         )
@@ -238,4 +241,11 @@ def _words(text: str) -> list[str]:
 
 def _absolute(text: str) -> list[str]:
     """Paths on the command line are of here, not of the study file's folder."""
-    return [str(Path(word).resolve()) if Path(word).exists() else word for word in _words(text)]
+    from headlab.tasks import TASKS
+
+    return [
+        str(Path(word).absolute())
+        if word not in {*ALIASES, *TASKS} and Path(word).exists()
+        else word
+        for word in _words(text)
+    ]

@@ -59,7 +59,7 @@ def _row(run: Run) -> dict[str, Any]:
     else:
         state = "finished" if done == len(states) else "interrupted"
     sessions = run.manifest["sessions"]
-    started = sessions[0].get("started", "") if sessions and isinstance(sessions[0], dict) else ""
+    started = sessions[0]["started"] if sessions else ""
     return {
         "run": str(run.folder),
         "study": f"{run.spec.study}, {run.spec.size}",
@@ -78,7 +78,7 @@ def report(run: RunFolder, quiet: Quiet = False) -> None:
 
     opened = Run.read(run)
     with opened.locked(), status("drawing figures, writing the report", quiet):
-        path = opened.study.write_report(opened)
+        path = opened.write_report()
     if not quiet:
         for sentence in opened.study.findings(opened):
             out.print(escape(sentence), highlight=False, soft_wrap=True)

@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from headlab.stats import bootstrap_means, mean_interval, resampled_interval
+from headlab.stats import bootstrap_weights, mean_interval, resampled_interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -59,7 +59,8 @@ class Curve:
     @cached_property
     def band(self) -> tuple[Tensor, Tensor]:
         """95 % bootstrap interval over prompts, [k] twice."""
-        return resampled_interval(self.explained, self.resampled, len(self.examples))
+        again = self.resampled(bootstrap_weights(len(self.examples)))
+        return resampled_interval(self.explained, again, len(self.examples))
 
     @cached_property
     def random_explained(self) -> Tensor:
@@ -74,11 +75,13 @@ class Curve:
         none = self.none.double().mean()
         return (mean - none) / (self.clean.double().mean() - none)
 
-    @cached_property
-    def resampled(self) -> Tensor:
-        """[resample, k]: prompts drawn again, the same in all three means."""
-        rows = torch.cat([self.values.double(), self.clean[None], self.none[None]])
-        means = bootstrap_means(rows)  # [resample, k + 2]
+    def resampled(self, weights: Tensor) -> Tensor:
+        """[resample, k]: prompts drawn again by [resample, example] weights, the same in all three
+        means."""
+        rows = torch.cat(
+            [self.values.double(), self.clean.double()[None], self.none.double()[None]]
+        )
+        means = weights @ rows.T / weights.sum(1, keepdim=True)  # [resample, k + 2]
         clean, none = means[:, -2:-1], means[:, -1:]
         return (means[:, :-2] - none) / (clean - none)
 

@@ -3,7 +3,7 @@
 (() => {
   const { data, el, svg, byId, known, fixed, signed, span, digitsFor, ticks, ranked, plot, headMap, select, pick, follow, showTip, watch } = headlab;
   const { models, tasks, methods } = data;
-  const percent = +(100 * data.threshold).toFixed(6), level = String(percent), MOST = 4;
+  const level = data.level, percent = level, MOST = 4;
   const colour = name => `var(--c${models.findIndex(model => model.name === name) % 10})`;
   const swatch = name => el("span", { class: "swatch", style: { "--c": colour(name) }, "aria-hidden": "true" });
   const lineOf = (model, task) => data.lines.find(line => line.model === model && line.task === task && line.method === now.method);

@@ -10,6 +10,7 @@ import difflib
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headlab.errors import HeadlabError
@@ -39,7 +40,6 @@ class Study:
 
     name: str
     Spec: type[Spec]
-    template: str  # a commented study file
     cells: Callable[[Any], list[Cell]]  # of a spec, those of a model beside each other
     work: Callable[[Cell, int], Work]  # of a cell, given the model's number of heads
     run_cell: Callable[[Cell, Model, Progress], Record]
@@ -48,10 +48,20 @@ class Study:
     compare: Callable[[Run, Run], list[dict[str, str]]]  # a row a cell that both have
 
 
-def find_study(name: Any) -> Study:
+def require_study(name: Any) -> None:
     if not isinstance(name, str) or name not in STUDIES:
         close = difflib.get_close_matches(str(name), STUDIES, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise HeadlabError(f"no study {name!r}{hint} (there are {', '.join(STUDIES)})")
+
+
+def template(name: str) -> str:
+    """A commented study file to start from."""
+    require_study(name)
+    return (files("headlab") / "studies" / name / "template.yaml").read_text("utf-8")
+
+
+def find_study(name: Any) -> Study:
+    require_study(name)
     found: Study = importlib.import_module(f"headlab.studies.{name}").STUDY
     return found

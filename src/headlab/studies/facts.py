@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headlab import __version__
@@ -25,9 +27,10 @@ def asked(spec: Spec) -> list[tuple[str, str]]:
 def facts(run: Run) -> dict[str, Any]:
     names = labels(run.spec.models) | labels(run.spec.tasks)
     sessions = run.manifest["sessions"]
-    last = sessions[-1] if sessions and isinstance(sessions[-1], dict) else {}
+    last = sessions[-1] if sessions else {}
     machine = last.get("machine") or {}
-    gpus = ", ".join(machine.get("gpus") or []) or "no GPU"
+    gpus = ", ".join(map(str, machine.get("gpus") or [])) or "no GPU"
+    folder = shlex.quote(_readable(run.folder))
     models = [
         (
             names.get(name, short(name)),
@@ -36,7 +39,6 @@ def facts(run: Run) -> dict[str, Any]:
             f"{known.get('budget')} tokens a pass",
         )
         for name, known in run.manifest["models"].items()
-        if isinstance(known, dict)
     ]
     return {
         "cells": [
@@ -47,15 +49,15 @@ def facts(run: Run) -> dict[str, Any]:
                 "seed": cell.seed,
                 "status": run.status(cell),
                 "seconds": run.known(cell).get("seconds"),
-                "reason": run.known(cell).get("reason"),
+                "reason": run.known(cell).get("reason") if run.status(cell) == "failed" else None,
             }
             for cell in run.cells
         ],
         "study_yaml": run.spec.as_yaml(),
         "commands": [
             "headlab run study.yaml --out NEW-FOLDER",
-            f"headlab resume {run.folder}",
-            f"headlab report {run.folder}",
+            f"headlab resume {folder}",
+            f"headlab report {folder}",
         ],
         "versions": [
             *models,
@@ -63,6 +65,11 @@ def facts(run: Run) -> dict[str, Any]:
             ("machine", f"{machine.get('system')}, {machine.get('cores')} cores, {gpus}"),
         ],
     }
+
+
+def _readable(path: Path) -> str:
+    """A file's name may hold bytes that are no text."""
+    return str(path).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def cite(title: str, arxiv: str, year: str) -> str:

@@ -47,7 +47,7 @@ def fingerprint(model: Model) -> str:
     Quick for large models, and no training step leaves it as it was.
     """
     told = hashlib.sha256()
-    config = model.hf.config.to_dict()
+    config = model.hf.config.to_diff_dict()  # a new default of transformers is no new model
     for key in ("_name_or_path", "transformers_version"):
         config.pop(key, None)
     told.update(json.dumps(config, sort_keys=True, default=str).encode())

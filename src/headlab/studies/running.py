@@ -54,14 +54,15 @@ def run_study(
         run = Run.start(out if out is not None else next_folder(spec.study), spec)
     listener = listener or Listener()
     with run.locked():
-        _require_same_files(run)
+        _require_same_files(run, run.spec.tasks)
+        told = bool(run.manifest["sessions"]) and "finished" in run.manifest["sessions"][-1]
         session = _begin(run)
         todo = [cell for cell in run.cells if not run.has(cell)]
         for name, cells in itertools.groupby(todo, key=lambda cell: cell.model):
             _run_model(run, name, list(cells), device, trust_remote_code, listener)
-        if todo or not (run.folder / "report.html").exists():
+        if todo or not told or not (run.folder / "report.html").exists():
             listener.reporting()
-            run.study.write_report(run)
+            run.write_report()
         session["finished"] = _now()
         run.save()
     return run
@@ -86,6 +87,7 @@ def _run_model(
         listener.started(cell)
         start = time.perf_counter()
         try:
+            _require_same_files(run, [cell.task])
             record = run.study.run_cell(cell, model, listener.advanced)
         except Exception as error:
             _fail(run, cell, error, time.perf_counter() - start, listener)
@@ -140,9 +142,9 @@ def _fail(run: Run, cell: Cell, error: Exception, seconds: float, listener: List
     listener.ended(cell, seconds, reason)
 
 
-def _require_same_files(run: Run) -> None:
+def _require_same_files(run: Run, tasks: list[str]) -> None:
     """Data files are as they were when the run began."""
-    for task in run.spec.tasks:
+    for task in tasks:
         path = Path(task)
         if not path.is_file():
             continue

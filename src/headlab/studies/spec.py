@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -11,7 +12,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo
 from pydantic import BeforeValidator as Before
 
-from headlab.aliases import ALIASES
+from headlab.aliases import ALIASES, cached_models
 from headlab.errors import HeadlabError
 from headlab.studies.yamls import Document
 
@@ -25,11 +26,14 @@ def as_model(name: str, info: ValidationInfo) -> str:
 
     if name in ALIASES or _is_stored(info):
         return name
-    beside = _beside(info) / Path(name).expanduser()
+    beside = _path(name, info)
     if beside.exists():
-        name = str(beside.resolve())
+        name = str(beside)
     bare, _ = split_revision(name)
     said(lambda: resolve(bare))
+    close = difflib.get_close_matches(bare, ALIASES, n=1, cutoff=0.8)
+    if close and bare not in ALIASES and "/" not in bare and bare not in cached_models():
+        raise ValueError(f"no model {bare!r}; did you mean {close[0]!r}?")
     return name
 
 
@@ -40,15 +44,20 @@ def _task(name: str, info: ValidationInfo) -> str:
 
     if name in TASKS or _is_stored(info):
         return name
-    path = _beside(info) / Path(name).expanduser()
+    path = _path(name, info)
     if not path.is_file():
         said(lambda: find_task(name))  # says which task is nearest
     said(lambda: read_examples(path))
-    return str(path.resolve())
+    return str(path)
 
 
-def _beside(info: ValidationInfo) -> Path:
-    return Path((info.context or {}).get("folder", "."))
+def _path(name: str, info: ValidationInfo) -> Path:
+    """Beside the study file, whole. Links stay: the hub's cache is made of them."""
+    try:
+        given = Path(name).expanduser()
+    except RuntimeError as error:  # ~ of a user who is not known here
+        raise ValueError(f"{name!r}: {error}") from None
+    return Path(os.path.abspath((info.context or {}).get("folder", Path()) / given))
 
 
 def _is_stored(info: ValidationInfo) -> bool:
@@ -152,10 +161,17 @@ def read_spec(
 
     `stored` is for a finished run's own file: its models and data need not be here any more.
     """
+    from headlab.studies import find_study
+
     path = Path(path).expanduser()
     document = Document.read(path)
     changes = changes or {}
-    return make_spec({**document.data, **changes}, document.without(changes), path.parent, stored)
+    data = document.data
+    if "size" in changes:  # what the file says of the size it had does not count
+        study = find_study(data.get("study"))
+        of_size = set(study.Spec.SIZES["small"]) - {"models"}
+        data = {key: value for key, value in data.items() if key not in of_size}
+    return make_spec({**data, **changes}, document.without(changes), path.parent, stored)
 
 
 def make_spec(

@@ -1,7 +1,5 @@
 """The circuits study: explained effect against heads kept, for any list of models and tasks."""
 
-from importlib.resources import files
-
 from headlab.studies import Study
 from headlab.studies.circuits.cell import run_cell, work
 from headlab.studies.circuits.comparing import compare
@@ -11,7 +9,6 @@ from headlab.studies.circuits.spec import CircuitsSpec
 STUDY = Study(
     name="circuits",
     Spec=CircuitsSpec,
-    template=files("headlab.studies.circuits").joinpath("template.yaml").read_text(),
     cells=CircuitsSpec.cells,
     work=work,
     run_cell=run_cell,

@@ -33,6 +33,7 @@ class Found:
     curve: Curve | None  # None where there is nothing to explain
     finding: str | None  # why there is no curve
     examples: list[dict[str, Any]]  # some of those tested, to be shown
+    tested: list[str]  # fingerprints of the curve's examples
     backed_off: bool  # memory ran out on the way, and passes were made smaller
 
 
@@ -61,11 +62,12 @@ def run_cell(cell: Cell, model: Model, progress: Progress) -> Record:
     stand_in: Any = asked["reference"]
     if stand_in == "mean":
         stand_in = mean_reference(model, [example.prompt for example in ranked])
+    tested = ranked if asked["per_prompt"] else tested
     made, finding = None, None
     try:
         made = curve(
             model,
-            ranked if asked["per_prompt"] else tested,
+            tested,
             scores,
             reference=stand_in,
             orders=asked["orders"],
@@ -85,6 +87,7 @@ def run_cell(cell: Cell, model: Model, progress: Progress) -> Record:
             made,
             finding,
             [example.as_dict() for example in tested[:_SHOWN]],
+            [example.fingerprint for example in tested],
             model.back_offs > backed_off,
         )
     )
@@ -127,6 +130,7 @@ def to_record(found: Found) -> Record:
         "curve": None,
         "finding": found.finding,
         "examples": found.examples,
+        "tested": found.tested,
         "backed_off": found.backed_off,
     }
     if made is not None:
@@ -182,7 +186,14 @@ def from_record(record: Record) -> Found:
                 clean=_values(parts["clean"]),
                 none=_values(parts["none"]),
             )
-        return Found(scores, made, about["finding"], about["examples"], about["backed_off"])
+        return Found(
+            scores,
+            made,
+            about["finding"],
+            about["examples"],
+            about["tested"],
+            about["backed_off"],
+        )
     except (KeyError, TypeError, ValueError, RuntimeError, IndexError) as error:
         raise HeadlabError(
             f"a cell does not hold what the circuits study stores: {error}"

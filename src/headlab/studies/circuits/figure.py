@@ -22,10 +22,13 @@ _MARKS = "o", "D"  # published: dense, sparse
 
 
 def draw(
-    lines: Sequence[Line], rows: Sequence[Sequence[str]], level: float, published: list[Any]
+    lines: Sequence[Line], pairs: Sequence[Sequence[str]], level: float, published: list[Any]
 ) -> Figure:
-    """A row a group of models (a pair, or all), a column a task."""
+    """A row for each pair and one for the models in none, a column a task."""
+    rows = groups_of(list(dict.fromkeys(line.model for line in lines)), pairs)
     tasks = list(dict.fromkeys(line.task for line in lines))
+    every = dict.fromkeys(model for models in rows for model in models)
+    colours = {model: COLOURS[n % len(COLOURS)] for n, model in enumerate(every)}
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(
             len(rows),
@@ -39,24 +42,30 @@ def draw(
                 own = [
                     line for m in models for line in lines if (line.model, line.task) == (m, task)
                 ]
-                _panel(axis, own, models, level, [p for p in published if p["task"] == task])
+                marks = [number for number in published if number["task"] == task]
+                _panel(axis, own, colours, level, marks, models in pairs)
                 axis.set_title(task, loc="left")
             row[0].set_ylabel("explained effect")
         for axis in axes[-1]:
             axis.set_xlabel("number of heads kept")
         axes[0, 0].set_ylim(bottom=min(-0.1, axes[0, 0].get_ylim()[0]))
         figure.tight_layout()
-        _legend(figure, rows)
+        _legend(figure, colours)
         add_caption(figure, _caption(lines))
     return figure
 
 
 def _panel(
-    axis: Axes, lines: Sequence[Line], models: Sequence[str], level: float, published: list[Any]
+    axis: Axes,
+    lines: Sequence[Line],
+    colours: dict[str, str],
+    level: float,
+    published: list[Any],
+    is_pair: bool,
 ) -> None:
     drawn = [line for line in lines if not line.finding]
     for line in drawn:
-        colour = COLOURS[models.index(line.model) % len(COLOURS)]
+        colour = colours[line.model]
         axis.plot(
             line.random_ks, line.random.mean(0), "--", color=colour, lw=0.9, alpha=0.65, zorder=1
         )
@@ -66,7 +75,7 @@ def _panel(
         axis.plot(line.ks, line.explained, color=colour, lw=1.6)
         axis.fill_between(line.ks, *line.band, color=colour, alpha=0.22, lw=0)
     axis.axhline(0, color="black", lw=0.4)
-    _mark_crossings(axis, drawn, models, level)
+    _mark_crossings(axis, drawn, colours, level, is_pair)
     _mark_published(axis, drawn, published)
     gone = [f"{line.model}: no effect to explain" for line in lines if line.finding]
     if gone:
@@ -82,9 +91,11 @@ def _panel(
         axis.set_xlim(0, max(line.n_heads for line in drawn))
 
 
-def _mark_crossings(axis: Axes, lines: Sequence[Line], models: Sequence[str], level: float) -> None:
-    """The threshold: between two models with the multiplier, else with each model's k."""
-    if len(lines) == 2 and len(models) == 2:
+def _mark_crossings(
+    axis: Axes, lines: Sequence[Line], colours: dict[str, str], level: float, is_pair: bool
+) -> None:
+    """The threshold: between a pair with its multiplier, else with each model's k."""
+    if is_pair and len(lines) == 2:
         found = multiplier(lines[0], lines[1], level)
         ends = sorted(line.crossing(level) or 0 for line in lines)
         if found.value is not None:
@@ -102,7 +113,7 @@ def _mark_crossings(axis: Axes, lines: Sequence[Line], models: Sequence[str], le
     for number, line in enumerate(lines):
         k = line.crossing(level)
         if k is not None:
-            colour = COLOURS[models.index(line.model) % len(COLOURS)]
+            colour = colours[line.model]
             axis.plot([k, k], [0, level], color=colour, lw=0.7, ls=(0, (4, 3)))
             right = k > 0.6 * line.n_heads
             axis.annotate(
@@ -120,11 +131,12 @@ def _mark_published(axis: Axes, lines: Sequence[Line], published: list[Any]) -> 
     """At the published number of heads for the same model, else at the same share of heads."""
     if not lines:
         return
+    sources = {ALIASES.get(line.source, line.source) for line in lines}
+    heads = max(line.n_heads for line in lines)
     for number in published:
+        same = number["dense"]["hub_id"] in sources
         for kind, mark in zip(("dense", "sparse"), _MARKS, strict=True):
             model = number[kind]
-            same = [ln for ln in lines if ALIASES.get(ln.source, ln.source) == model.get("hub_id")]
-            heads = max(line.n_heads for line in lines)
             k = model["k"] if same else model["k"] / model["heads"] * heads
             axis.plot(
                 k,
@@ -139,12 +151,10 @@ def _mark_published(axis: Axes, lines: Sequence[Line], published: list[Any]) -> 
             )
 
 
-def _legend(figure: Figure, rows: Sequence[Sequence[str]]) -> None:
-    handles = []
-    for models in rows:
-        for number, model in enumerate(models):
-            colour = COLOURS[number % len(COLOURS)]
-            handles.append(Line2D([], [], color=colour, lw=1.6, label=model))
+def _legend(figure: Figure, colours: dict[str, str]) -> None:
+    handles = [
+        Line2D([], [], color=colour, lw=1.6, label=model) for model, colour in colours.items()
+    ]
     handles += [
         Line2D([], [], color=GREY, ls="--", lw=0.9, label="its random orders"),
         Line2D([], [], color=GREY, marker="o", mfc="none", ls="", ms=5, label="published, dense"),
@@ -210,10 +220,10 @@ def groups_of(models: Sequence[str], pairs: Sequence[Sequence[str]]) -> list[lis
 
 def save_figure(
     lines: Sequence[Line],
-    rows: Sequence[Sequence[str]],
+    pairs: Sequence[Sequence[str]],
     level: float,
     published: list[Any],
     folder: Path,
     name: str,
 ) -> Path:
-    return save(draw(lines, rows, level, published), folder, name, rows_of(lines))
+    return save(draw(lines, pairs, level, published), folder, name, rows_of(lines))

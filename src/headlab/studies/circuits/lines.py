@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from headlab.curves import Curve
+from headlab.errors import HeadlabError
 from headlab.scores import HeadScores
-from headlab.stats import resampled_interval
+from headlab.stats import bootstrap_weights, resampled_interval
 from headlab.studies.cells import Cell, labels
 from headlab.studies.circuits.cell import Found, from_record
 
@@ -46,18 +47,25 @@ class Line:
 
     @cached_property
     def scores(self) -> HeadScores:
-        """Over the examples of all seeds."""
-        first = self.found[0].scores
+        """Over the prompts of all seeds; one that several seeds drew (a file's) counts once."""
         all_ = [each.scores for each in self.found]
+        prints, columns = _distinct([each.fingerprints for each in all_])
+        values = torch.zeros(*all_[0].shape, len(prints), dtype=torch.float64)
+        clean = torch.zeros(len(prints), dtype=torch.float64)
+        times = torch.zeros(len(prints), dtype=torch.float64)
+        for each, own in zip(all_, columns, strict=True):
+            values[..., own] += each.values
+            clean[own] += each.clean
+            times[own] += 1
         floors = [each.noise_floor for each in all_ if each.noise_floor is not None]
         return replace(
-            first,
+            all_[0],
             model=self.model,
             task=self.task,
-            values=torch.cat([each.values for each in all_], -1),
-            clean=torch.cat([each.clean for each in all_]),
-            examples=[f"{n}:{id}" for n, each in enumerate(all_) for id in each.examples],
-            fingerprints=[],
+            values=values / times,
+            clean=clean / times,
+            examples=prints if len(all_) > 1 else all_[0].examples,
+            fingerprints=prints,
             noise_floor=max(floors) if floors else None,
         )
 
@@ -67,7 +75,12 @@ class Line:
 
     @property
     def n(self) -> int:
-        return sum(len(curve.examples) for curve in self.curves)
+        """Different prompts the order was tested on."""
+        return len(self._tested[0])
+
+    @cached_property
+    def _tested(self) -> tuple[list[str], list[Tensor]]:
+        return _distinct([each.tested for each in self.found])
 
     @property
     def measure(self) -> str:
@@ -82,7 +95,9 @@ class Line:
 
     @cached_property
     def ks(self) -> list[int]:
-        return sorted({k for curve in self.curves for k in curve.ks})
+        """Those that were measured; of several seeds, which look closer in different places, all,
+        with a straight line between measured ones."""
+        return self.curves[0].ks if len(self.curves) == 1 else list(range(self.n_heads + 1))
 
     @cached_property
     def explained(self) -> Tensor:
@@ -91,8 +106,15 @@ class Line:
 
     @cached_property
     def resampled(self) -> Tensor:
-        """[resample, k]: prompts drawn again within each seed."""
-        return torch.stack([self._at_ks(c.ks, c.resampled) for c in self.curves]).mean(0)
+        """[resample, k]: prompts drawn again, each in all the seeds that have it."""
+        prints, columns = self._tested
+        weights = bootstrap_weights(len(prints))
+        return torch.stack(
+            [
+                self._at_ks(curve.ks, curve.resampled(weights[:, own]))
+                for curve, own in zip(self.curves, columns, strict=True)
+            ]
+        ).mean(0)
 
     @cached_property
     def band(self) -> tuple[Tensor, Tensor]:
@@ -156,6 +178,12 @@ class Line:
         return self._resampled_crossings[level]
 
 
+def _distinct(prints: list[list[str]]) -> tuple[list[str], list[Tensor]]:
+    """Fingerprints without repeats, and where each list's own are among them."""
+    places = {each: n for n, each in enumerate(dict.fromkeys(p for own in prints for p in own))}
+    return list(places), [torch.tensor([places[each] for each in own]) for own in prints]
+
+
 @dataclass(frozen=True)
 class Multiplier:
     """Heads one model needs / heads another needs: above 1 the other needs fewer."""
@@ -198,11 +226,18 @@ def read_lines(run: Run) -> list[Line]:
             tasks[task],
             method,
             [cell.seed for cell in cells],
-            [from_record(run.read_cell(cell)) for cell in cells],
+            [_found(run, cell) for cell in cells],
             model,
         )
         for (model, task, method), cells in groups.items()
     ]
+
+
+def _found(run: Run, cell: Cell) -> Found:
+    try:
+        return from_record(run.read_cell(cell))
+    except HeadlabError as error:
+        raise HeadlabError(f"{run.path_of(cell)}: {error}") from None
 
 
 def all_multipliers(lines: list[Line], level: float) -> list[Multiplier]:

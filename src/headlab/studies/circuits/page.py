@@ -16,7 +16,7 @@ from headlab.figures import save_head_map
 from headlab.files import write_whole
 from headlab.report import render
 from headlab.studies.cells import labels, slug
-from headlab.studies.circuits.figure import groups_of, save_figure
+from headlab.studies.circuits.figure import save_figure
 from headlab.studies.circuits.lines import Line, all_multipliers, multiplier, read_lines
 from headlab.studies.facts import asked, cite, facts
 from headlab.tasks import TASKS
@@ -53,11 +53,7 @@ def write_report(run: Run) -> Path:
         asked=[
             *asked(spec),
             ("methods", ", ".join(spec.methods)),
-            (
-                "prompts",
-                f"{spec.n} to rank the heads, {'the same' if spec.per_prompt else spec.n} "
-                f"{'again, an order for each' if spec.per_prompt else 'others'} to test",
-            ),
+            ("prompts", _prompts(spec, lines)),
             ("other heads give", spec.reference),
             ("random orders", str(spec.orders)),
             ("threshold", f"{100 * spec.threshold:g} %"),
@@ -73,15 +69,29 @@ def write_report(run: Run) -> Path:
     return path.resolve()
 
 
+def _prompts(spec: CircuitsSpec, lines: list[Line]) -> str:
+    """How many were used: a file may have fewer than were asked for."""
+    ranked = _span([len(line.scores.examples) for line in lines] or [spec.n])
+    tested = _span([line.n for line in lines] or [spec.n])
+    if spec.per_prompt:
+        return f"{ranked}, an order for each and tested on it"
+    return f"{ranked} to rank the heads, {tested} others to test the order"
+
+
+def _span(numbers: list[int]) -> str:
+    return " to ".join(str(n) for n in sorted({min(numbers), max(numbers)}))
+
+
 def _draw(run: Run, spec: CircuitsSpec, lines: list[Line]) -> list[dict[str, str]]:
     folder = run.folder / "figures"
     drawn = []
     for method in spec.methods:
         own = [line for line in lines if line.method == method]
         if any(not line.finding for line in own):
-            rows = groups_of(list(dict.fromkeys(line.model for line in own)), _present(spec, own))
             name = "circuits" if len(spec.methods) == 1 else f"circuits-{method}"
-            save_figure(own, rows, spec.threshold, published()["numbers"], folder, name)
+            save_figure(
+                own, _present(spec, own), spec.threshold, published()["numbers"], folder, name
+            )
             drawn.append((name, f"Explained effect against heads kept, ranked by {method}"))
     for line in lines:
         name = "head-map-" + "-".join(slug(word) for word in _key(line))
@@ -100,12 +110,10 @@ def _key(line: Line) -> tuple[str, str, str]:
 
 
 def _present(spec: CircuitsSpec, lines: list[Line]) -> list[list[str]]:
-    """The pairs of which both models have lines; two models without a pair are one."""
-    models = list(dict.fromkeys(line.model for line in lines))
-    names = labels(spec.models)
+    """The pairs of which both models have lines, by the names that figures use."""
+    names, there = labels(spec.models), {line.model for line in lines}
     pairs = [[names[model] for model in pair] for pair in spec.pairs]
-    pairs = [pair for pair in pairs if all(model in models for model in pair)]
-    return pairs or ([models] if len(models) == 2 and not spec.pairs else [])
+    return [pair for pair in pairs if there.issuperset(pair)]
 
 
 # --- what is found, in words ---
@@ -142,13 +150,14 @@ def _lead(spec: CircuitsSpec, lines: list[Line]) -> list[str]:
                 if _key(one) == (dense, one.task, one.method) and _key(other) == (
                     *(sparse, one.task, one.method),
                 ):
-                    told.append(_ratio(one, other, level))
+                    told.append(_ratio(one, other, level, len(spec.methods) > 1))
     return told
 
 
-def _ratio(one: Line, other: Line, level: float) -> str:
+def _ratio(one: Line, other: Line, level: float, say_method: bool) -> str:
     found = multiplier(one, other, level)
     pair = f"{one.task}: {one.model} against {other.model}"
+    pair += f", {one.method}" if say_method else ""
     if found.value is None:
         return f"{pair}: no multiplier, {found.reason}."
     return (
@@ -211,6 +220,7 @@ def _data(spec: CircuitsSpec, lines: list[Line]) -> dict[str, Any]:
     tasks = {line.task: line.measure for line in lines}
     return {
         "threshold": spec.threshold,
+        "level": _percent(spec.threshold),
         "pairs": _present(spec, lines),
         "models": [
             {"name": model, "hub_id": ALIASES.get(source), "layers": layers, "heads": heads}
@@ -265,7 +275,7 @@ def _curve_data(line: Line, threshold: float) -> dict[str, Any]:
     crossings = {}
     for level in sorted({*_LEVELS, threshold}):
         early, late = line.crossing_interval(level)
-        crossings[f"{100 * level:g}"] = {
+        crossings[_percent(level)] = {
             "k": line.crossing(level),
             "low": early,
             "high": late,
@@ -288,6 +298,10 @@ def _curve_data(line: Line, threshold: float) -> dict[str, Any]:
         **{name: line.mean(name) for name in ("cpr", "cmd", "beats_random", "beats_matched")},
         "random_cpr": line.mean("random_cpr"),
     }
+
+
+def _percent(level: float) -> str:
+    return f"{100 * level:g}"
 
 
 def _grid(values: torch.Tensor) -> list[list[float | None]]:

@@ -11,8 +11,8 @@ from pydantic import BeforeValidator as Before
 from headlab.curves import MIN_ORDERS
 from headlab.studies.cells import Cell
 from headlab.studies.spec import Models, Name, Spec, as_list, as_model, each_once, said
-from headlab.tasks import TASKS
 
+TASKS_OF_THE_PAPER = ["ioi", "ioi-long", "greater-than", "docstring"]
 Method = Literal["patch", "attribute", "ablate", "random"]
 
 
@@ -61,23 +61,18 @@ class CircuitsSpec(Spec):
 
     @classmethod
     def filled(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The size's settings where none are given; the models of pairs are models too."""
-        full = {"tasks": list(TASKS), **super().filled(given)}
-        pairs = given.get("pairs")
-        pairs = as_list(pairs)
-        if isinstance(pairs, list):
-            named = [name for pair in map(_split, pairs) if isinstance(pair, list) for name in pair]
-            if named:
-                models = as_list(given.get("models", []))
-                if isinstance(models, list):
-                    full["models"] = [
-                        *models,
-                        *(n for n in dict.fromkeys(named) if n not in models),
-                    ]
+        """The size's settings where none are given; without models, those of the pairs."""
+        full = {"tasks": TASKS_OF_THE_PAPER, **super().filled(given)}
+        pairs = as_list(given.get("pairs"))
+        if isinstance(pairs, list) and pairs and not given.get("models"):
+            named = [pair for pair in map(_split, pairs) if isinstance(pair, list)]
+            full["models"] = list(dict.fromkeys(str(name) for pair in named for name in pair))
         return full
 
     @model_validator(mode="after")
     def _fits(self) -> CircuitsSpec:
+        paired = dict.fromkeys([*self.models, *(name for pair in self.pairs for name in pair)])
+        object.__setattr__(self, "models", list(paired))  # the models of pairs are models too
         if self.steps > 1 and "attribute" not in self.methods:
             raise ValueError("steps are of attribute, which is not among the methods")
         for dense, sparse in self.pairs:
