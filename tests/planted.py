@@ -7,6 +7,7 @@ zero.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -23,6 +24,16 @@ _TOKEN, _MOVED, _OUTPUT, _PLACE = (range(start, start + 16) for start in (0, 16,
 
 
 def planted() -> Model:
+    """Three heads carry the answer together."""
+    return _made(_plant, "planted")
+
+
+def roled() -> Model:
+    """One head is needed for the answer (L1H0), one harms it (L1H3), the others do nothing."""
+    return _made(_plant_roles, "roled")
+
+
+def _made(plant: Callable[[hf.GPT2LMHeadModel], None], name: str) -> Model:
     words = [*_NAMES, "is", "the", "word"]
     core = Tokenizer(models.WordLevel({w: n for n, w in enumerate(words)}, unk_token="word"))
     core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -39,8 +50,8 @@ def planted() -> Model:
     torch.manual_seed(0)
     network = hf.GPT2LMHeadModel(config).eval()
     with torch.no_grad():
-        _plant(network)
-    model = Model(network, hf.PreTrainedTokenizerFast(tokenizer_object=core), name="planted")
+        plant(network)
+    model = Model(network, hf.PreTrainedTokenizerFast(tokenizer_object=core), name=name)
     check(model).require()
     return model
 
@@ -73,7 +84,21 @@ def save_planted(folder: Path) -> Path:
     return folder
 
 
-def _plant(network: hf.GPT2LMHeadModel) -> None:
+def _plant_roles(network: hf.GPT2LMHeadModel) -> None:
+    body = network.transformer
+    _empty(network)
+    for block in body.h:
+        block.attn.c_proj.weight.zero_()
+    network.lm_head.weight.mul_(0.4)  # not so sure that nothing is left to gain
+    for head, weight in ((0, 0.6), (3, -0.4)):
+        bring = _Writer(body.h[1].attn, head)
+        bring.query(_PLACE[3], 0)
+        bring.key(_PLACE[0], 0)
+        bring.carry(_TOKEN, _OUTPUT, weight)
+
+
+def _empty(network: hf.GPT2LMHeadModel) -> None:
+    """Codes for tokens and places, MLPs that do nothing, heads with small random weights."""
     body = network.transformer
     body.wte.weight.zero_()
     body.wpe.weight.zero_()
@@ -87,6 +112,11 @@ def _plant(network: hf.GPT2LMHeadModel) -> None:
         block.mlp.c_proj.bias.zero_()
         block.attn.c_attn.weight.normal_(0, 0.02)
         block.attn.c_proj.weight.normal_(0, 0.02)
+
+
+def _plant(network: hf.GPT2LMHeadModel) -> None:
+    body = network.transformer
+    _empty(network)
     copy = _Writer(body.h[0].attn, 1)
     for place in range(15):
         copy.query(_PLACE[place], place)

@@ -1,0 +1,17 @@
+"""Learned gates: which heads a task needs, which it could do without, which are in its way."""
+
+from headlab.gatefits.deltas import Deltas, ablation_deltas
+from headlab.gatefits.fitting import GateFit, Schedule, State, fit_gates
+from headlab.gatefits.roles import METRICS, ROLES, Roles
+
+__all__ = [
+    "METRICS",
+    "ROLES",
+    "Deltas",
+    "GateFit",
+    "Roles",
+    "Schedule",
+    "State",
+    "ablation_deltas",
+    "fit_gates",
+]

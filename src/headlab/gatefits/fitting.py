@@ -1,0 +1,280 @@
+"""Fit gates: gradient descent on one gate a head, weights frozen, many seeds in one batch.
+
+With G = sigmoid(logit), a seed's loss is
+
+    mean over its batch of the mean over target tokens of −log p  −  λ · mean of clamp(logit, ±4)
+
+λ = 0 first; from there λ > 0 opens every gate that does no harm (G+), λ < 0 closes every gate that
+does no good (G−). Seeds share passes and nothing else: each has its own start, data order, gradient
+norm and moments, so that many together give what each alone would.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from headlab.engine import find_budget
+from headlab.errors import HeadlabError
+from headlab.examples import Example
+from headlab.gatefits.rows import Rows, order_of
+from headlab.gates import AXES, ZERO, Gates, Reference
+
+if TYPE_CHECKING:
+    from headlab.engine import Progress
+    from headlab.model import Model
+
+CLAMP = 4.0  # beyond, a gate is as good as 0 or 1 and is pushed no further
+PHASES = ("free", "plus", "minus")
+_BETAS, _EPS = (0.9, 0.999), 1e-8  # Adam's own
+_KEEP = 10  # updates between two points of a trajectory
+_GRAPH = 4  # a pass that is differentiated keeps about this many times more than one that is not
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The paper's hyper-parameters."""
+
+    updates: int = 500  # of each of the three fits
+    batch: int = 64
+    strength: float = 0.1  # λ of G+; G−'s is its negative
+    clip: float = 1.0  # largest gradient norm of a seed
+    free_rates: tuple[float, float] = (0.1, 0.01)  # linear from, to
+    rates: tuple[float, float] = (0.5, 0.1)
+
+    def __post_init__(self) -> None:
+        if self.updates < 1 or self.batch < 1:
+            raise HeadlabError("a fit takes at least one update of at least one example")
+        if self.strength <= 0:
+            raise HeadlabError(f"the strength is above 0, not {self.strength:g}")
+        if self.clip <= 0 or min(*self.free_rates, *self.rates) <= 0:
+            raise HeadlabError("clip and learning rates are above 0")
+
+    def rate(self, phase: str, step: int) -> float:
+        first, last = self.free_rates if phase == "free" else self.rates
+        return first + (last - first) * step / max(1, self.updates - 1)
+
+    def pull(self, phase: str) -> float:
+        """λ"""
+        return {"free": 0.0, "plus": self.strength, "minus": -self.strength}[phase]
+
+
+@dataclass
+class State:
+    """Where a fit stands: all it takes to go on as if it had never stopped."""
+
+    step: int  # updates done of the current stage
+    stage: int  # 0: free; 1: plus and minus together
+    logits: Tensor  # [fit, layer, head]; a fit is a seed, then a seed and phase
+    first: Tensor  # Adam's moments, as logits
+    second: Tensor
+    losses: Tensor  # [fit, update], NaN where not yet done; free, then plus, then minus
+    paths: Tensor  # [fit, point, layer, head], logits every so many updates
+    free: Tensor | None = None  # [seed, layer, head], the first stage's result
+
+
+@dataclass(frozen=True)
+class GateFit:
+    """Gates that were learned: G+, G− and how they came about, a row a seed."""
+
+    model: str
+    task: str
+    seeds: list[int]
+    free: Tensor  # logits [seed, layer, head] with λ = 0
+    plus: Tensor  # with λ > 0
+    minus: Tensor  # with λ < 0
+    losses: Tensor  # [3 · seed, update]: free, plus, minus
+    paths: Tensor  # [3 · seed, point, layer, head]
+    examples: list[str] = field(default_factory=list)  # fingerprints
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def g_plus(self) -> Tensor:
+        return self.plus.sigmoid()
+
+    @property
+    def g_minus(self) -> Tensor:
+        return self.minus.sigmoid()
+
+
+def fit_gates(
+    model: Model,
+    examples: Sequence[Example],
+    seeds: Sequence[int] = range(10),
+    schedule: Schedule | None = None,
+    *,
+    reference: Reference = ZERO,
+    task: str = "",
+    budget: int | None = None,
+    state: State | None = None,
+    keep: Callable[[State], None] | None = None,
+    keep_every: int = 50,
+    progress: Progress | None = None,
+) -> GateFit:
+    """Three fits for each seed. `keep` is given the state every so many updates, `state` goes on
+    from one; `budget` is the number of tokens in a pass, which changes no number but by rounding.
+
+    >>> fit = fit_gates(model, examples, seeds=range(10))                     # doctest: +SKIP
+    >>> fit.g_plus.shape                                                      # doctest: +SKIP
+    torch.Size([10, 30, 9])
+    """
+    schedule = schedule or Schedule()
+    seeds = list(seeds)
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise HeadlabError("a fit needs seeds, each once")
+    if len(examples) < schedule.batch:
+        raise HeadlabError(
+            f"a batch has {schedule.batch} examples, and there are {len(examples)}; take a smaller "
+            "batch or more examples"
+        )
+    work = _Work(model, Rows(model, examples), schedule, reference, budget)
+    state = state or _begin(model, seeds, schedule)
+    while state.stage < 2:
+        phases = ["free"] if state.stage == 0 else ["plus", "minus"]
+        fits = [(phase, seed) for phase in phases for seed in seeds]
+        while state.step < schedule.updates:
+            work.update(state, fits)
+            if progress is not None:
+                progress(len(fits))
+            if keep is not None and state.step % keep_every == 0:
+                keep(state)
+        _next_stage(state)
+        if keep is not None:
+            keep(state)
+    assert state.free is not None
+    plus, minus = state.logits.chunk(2)
+    return GateFit(
+        model=model.name,
+        task=task,
+        seeds=seeds,
+        free=state.free.cpu(),
+        plus=plus.cpu(),
+        minus=minus.cpu(),
+        losses=state.losses,
+        paths=state.paths,
+        examples=work.rows.fingerprints,
+        settings={
+            **vars(schedule),
+            "reference": reference.kind,
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "bos": model.bos,
+        },
+    )
+
+
+def _begin(model: Model, seeds: list[int], schedule: Schedule) -> State:
+    """Every gate drawn evenly between 0 and 1, but where it is pulled: a head that does nothing
+    would else keep, and be named by, a start beyond the clamp."""
+    shape = model.n_layers, model.n_heads
+    drawn = torch.stack(
+        [torch.rand(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
+    )
+    logits = drawn.logit().clamp(-CLAMP, CLAMP).to(model.device)
+    points = -(-schedule.updates // _KEEP)
+    return State(
+        step=0,
+        stage=0,
+        logits=logits,
+        first=torch.zeros_like(logits),
+        second=torch.zeros_like(logits),
+        losses=torch.full((3 * len(seeds), schedule.updates), math.nan),
+        paths=torch.full((3 * len(seeds), points, *shape), math.nan),
+    )
+
+
+def _next_stage(state: State) -> None:
+    """From the free fit, G+ and G− each go on, with fresh moments."""
+    state.stage, state.step = state.stage + 1, 0 if state.stage == 0 else state.step
+    if state.stage == 1:
+        state.free = state.logits.clone()
+        state.logits = state.free.repeat(2, 1, 1)
+        state.first, state.second = torch.zeros_like(state.logits), torch.zeros_like(state.logits)
+
+
+class _Work:
+    """Updates of a fit on one model and set of examples."""
+
+    def __init__(
+        self,
+        model: Model,
+        rows: Rows,
+        schedule: Schedule,
+        reference: Reference,
+        budget: int | None,
+    ):
+        self.model, self.rows, self.schedule = model, rows, schedule
+        self._reference = reference
+        self._tokens = (budget or find_budget(model)) // (1 if budget else _GRAPH)
+
+    def update(self, state: State, fits: list[tuple[str, int]]) -> None:
+        """One Adam step of every fit."""
+        schedule, step = self.schedule, state.step
+        numbers = np.concatenate(
+            [
+                order_of(
+                    *(len(self.rows), schedule.batch, range(step, step + 1)),
+                    key=(seed, PHASES.index(phase)),
+                )[0]
+                for phase, seed in fits
+            ]
+        )
+        losses, slope = self._slopes(state.logits, numbers)
+        pulls = torch.tensor([schedule.pull(phase) for phase, _ in fits], device=slope.device)
+        inside = state.logits.abs() <= CLAMP
+        slope = slope - pulls[:, None, None] * inside / slope[0].numel()
+        norm = slope.flatten(1).norm(dim=1)
+        slope = slope * (schedule.clip / (norm + 1e-6)).clamp(max=1)[:, None, None]
+        rates = schedule.rate(fits[0][0], step)
+        state.first.lerp_(slope, 1 - _BETAS[0])
+        state.second.lerp_(slope.square(), 1 - _BETAS[1])
+        scale = (state.second / (1 - _BETAS[1] ** (step + 1))).sqrt() + _EPS
+        state.logits = state.logits - rates / (1 - _BETAS[0] ** (step + 1)) * state.first / scale
+        places = slice(0, len(fits)) if state.stage == 0 else slice(len(fits) // 2, None)
+        state.losses[places, step] = losses.detach().cpu()
+        if step % _KEEP == 0:
+            state.paths[places, step // _KEEP] = state.logits.cpu()
+        state.step += 1
+        if not bool(state.losses[places, step].isfinite().all()):
+            raise HeadlabError(f"{self.model.name} gives NaN under gates; take a wider dtype")
+
+    def _slopes(self, logits: Tensor, numbers: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Each fit's loss and its gradient with respect to the logits, summed over passes."""
+        batch = self.schedule.batch
+        at = logits.detach().requires_grad_()
+        losses = torch.zeros(len(logits), device=logits.device)
+        slope = torch.zeros_like(logits)
+        for drawn in self.rows.draw(numbers, self._tokens):
+            with torch.enable_grad():
+                gates = at.sigmoid()
+                owners = drawn.numbers // batch  # [row], the fit
+                each = Gates(gates[owners][None, :, :, :, None], " ".join(AXES))
+                with self.model.gated(each, self._reference):
+                    found = self.model.logits_at(drawn.tokens, drawn.rows, drawn.positions)
+                surprise = cross_entropy(found.float(), drawn.targets, reduction="none")  # [read]
+                share = surprise / (drawn.lengths[drawn.rows] * batch)
+                (part,) = torch.autograd.grad(share.sum(), at)
+            slope += part
+            losses.index_add_(0, owners[drawn.rows], share.detach())
+        return losses, slope
+
+
+def alone(fit: GateFit, number: int) -> GateFit:
+    """One seed of a fit."""
+    n = len(fit.seeds)
+    rows = [number, n + number, 2 * n + number]
+    return replace(
+        fit,
+        seeds=[fit.seeds[number]],
+        free=fit.free[number : number + 1],
+        plus=fit.plus[number : number + 1],
+        minus=fit.minus[number : number + 1],
+        losses=fit.losses[rows],
+        paths=fit.paths[rows],
+    )

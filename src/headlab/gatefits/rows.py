@@ -1,0 +1,95 @@
+"""Examples as rows of tokens on the device, ready to be drawn from thousands of times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headlab.batches import encode_all
+from headlab.examples import Example
+from headlab.measures import find_measure
+from headlab.model import Tokens
+
+if TYPE_CHECKING:
+    from headlab.model import Model
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Some rows in one pass, and where their targets are read."""
+
+    tokens: Tokens  # [row, position]
+    numbers: Tensor  # [row], which of the rows asked for each is
+    rows: Tensor  # [read]
+    positions: Tensor  # [read]
+    targets: Tensor  # [read], token ids
+    lengths: Tensor  # [row], tokens of its target
+
+
+class Rows:
+    """The prompts and targets of examples: only the target of each is read."""
+
+    def __init__(self, model: Model, examples: Sequence[Example]):
+        encoded = encode_all(model, list(examples), find_measure("log-prob"), counterfactual=False)
+        runs = [each.sequences[0] for each in encoded]
+        targets = [[read.token for read in each.reads[0]] for each in encoded]
+        self.lengths = np.array([len(run.ids) for run in runs])  # of the whole run
+        self.starts = np.array([run.start for run in runs])  # where the target's first is read
+        self.n_targets = np.array([len(target) for target in targets])
+        self._device = model.device
+        ids = torch.zeros(len(runs), int(self.lengths.max()), dtype=torch.long)
+        wanted = torch.zeros(len(runs), int(self.n_targets.max()), dtype=torch.long)
+        for number, (run, target) in enumerate(zip(runs, targets, strict=True)):
+            ids[number, : len(run.ids)] = run.ids
+            wanted[number, : len(target)] = torch.tensor(target)
+        self._ids, self._wanted = ids.to(self._device), wanted.to(self._device)
+        self.fingerprints = [example.fingerprint for example in examples]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def draw(self, numbers: np.ndarray, tokens: int) -> Iterator[Drawn]:
+        """The rows of these numbers, in passes of at most so many tokens, longest rows together."""
+        order = np.argsort(-self.lengths[numbers], kind="stable")
+        start = 0
+        while start < len(order):
+            length = int(self.lengths[numbers[order[start]]])
+            count = max(1, tokens // length)
+            yield self._pass(numbers, order[start : start + count], length)
+            start += count
+
+    def _pass(self, numbers: np.ndarray, order: np.ndarray, length: int) -> Drawn:
+        own = numbers[order]
+        picked = self._to(own)
+        counts = self.n_targets[own]
+        rows = np.repeat(np.arange(len(own)), counts)
+        steps = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        mask = np.arange(length) < self.lengths[own][:, None]
+        read_rows, read_steps = self._to(rows), self._to(steps)
+        return Drawn(
+            Tokens(self._ids[picked, :length], self._to(mask)),
+            self._to(order),
+            read_rows,
+            self._to(self.starts[own][rows] + steps),
+            self._wanted[picked][read_rows, read_steps],
+            self._to(counts),
+        )
+
+    def _to(self, values: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values)).to(self._device, non_blocking=True)
+
+
+def order_of(n: int, batch: int, steps: range, key: Sequence[int]) -> np.ndarray:
+    """Which examples each update takes, [update, batch]: epochs in orders of their own, drawn from
+    `key` alone. The same whatever else runs beside, and wherever a fit goes on."""
+    first, last = steps.start * batch, steps.stop * batch
+    epochs = range(first // n, -(-last // n))
+    drawn = [np.random.default_rng([*key, epoch]).permutation(n) for epoch in epochs]
+    flat = np.concatenate(drawn) if drawn else np.zeros(0, dtype=int)
+    skip = first - epochs.start * n
+    return flat[skip : skip + last - first].reshape(len(steps), batch)

@@ -1,0 +1,280 @@
+"""Learned gates: the paper's fit, seeds that share passes and nothing else, rightly named roles."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from planted import pairs, planted, roled
+from torch.nn.functional import cross_entropy
+
+from headlab import Gates, Head, HeadlabError, mean_reference, measure
+from headlab.gatefits import ROLES, GateFit, Roles, Schedule, ablation_deltas, fit_gates
+from headlab.gatefits.fitting import CLAMP, alone
+from headlab.gatefits.rows import Rows, order_of
+
+NEEDED, HARMFUL = Head(1, 0), Head(1, 3)
+
+
+@pytest.fixture(scope="module")
+def fit() -> GateFit:
+    return fit_gates(roled(), pairs(40), range(5), Schedule(updates=150, batch=16))
+
+
+# --- roles ---
+
+
+def test_planted_roles_are_named_rightly_in_every_seed(fit):
+    roles = Roles(fit).roles
+    for seed in range(5):
+        for layer in range(2):
+            for head in range(4):
+                wanted = {NEEDED: "facilitating", HARMFUL: "interfering"}.get(
+                    Head(layer, head), "irrelevant"
+                )
+                assert ROLES[roles[seed, layer, head]] == wanted, (seed, layer, head)
+
+
+def test_ablating_by_role_lowers_raises_or_leaves_the_targets_log_prob(fit):
+    deltas = ablation_deltas(roled(), pairs(10), Roles(fit), range(4))
+    assert deltas.mean("F")[1] < -1
+    assert deltas.mean("N")[1] > 0.1
+    assert deltas.mean("I").abs().max() < 1e-4
+    assert deltas.mean("random")[3] < 0
+
+
+def test_scores_are_the_papers_table():
+    corners = {(1, 1): "facilitating", (0, 0): "interfering", (1, 0): "irrelevant", (0, 1): "mixed"}
+    logit = torch.tensor([-9.0, 9.0])
+    plus = torch.stack([logit[p] for p, _ in corners])[None, None]
+    minus = torch.stack([logit[m] for _, m in corners])[None, None]
+    nothing = torch.zeros(3, 1)
+    made = GateFit("m", "t", [0], plus, plus, minus, nothing, nothing)
+    roles = Roles(made)
+    assert [ROLES[n] for n in roles.roles[0, 0].tolist()] == list(corners.values())
+    g_plus, g_minus = made.g_plus, made.g_minus
+    assert torch.equal(roles.scores["F"], g_minus)
+    assert torch.equal(roles.scores["N"], 1 - g_plus)
+    assert torch.allclose(roles.scores["I"], g_plus * (1 - g_minus))
+    assert roles.shares()["mixed"] == {"mean": 0.25, "always": 0.25, "any": 0.25}
+
+
+def test_saturated_gates_are_ordered_by_their_logits():
+    plus = torch.tensor([[[30.0, 40.0, 35.0]]])
+    made = GateFit("m", "t", [0], plus, plus, plus + 20, torch.zeros(3, 1), torch.zeros(3, 1))
+    roles = Roles(made)
+    assert roles.scores["F"].unique().tolist() == [1.0]
+    assert roles.order("F").tolist() == [[1, 2, 0]]
+    assert roles.order("N").tolist() == [[0, 2, 1]]
+
+
+def test_agreement_counts_seeds(fit):
+    role, agree = Roles(fit).agreement()
+    assert ROLES[role[NEEDED]] == "facilitating"
+    assert int(agree[NEEDED]) == 5
+    table = Roles(fit).table()
+    assert len(table) == 5 * 8
+    assert set(table["role"]) == {"facilitating", "irrelevant", "interfering"}
+    best = Roles(fit).as_head_scores("F").order()[0]
+    assert best == NEEDED
+
+
+# --- the fit ---
+
+
+def test_seeds_together_are_each_alone(fit):
+    for number in range(5):
+        single = fit_gates(roled(), pairs(40), [number], Schedule(updates=150, batch=16))
+        own = alone(fit, number)
+        for name in ("free", "plus", "minus"):
+            assert torch.allclose(getattr(single, name), getattr(own, name), atol=2e-3), name
+        assert torch.allclose(single.losses, own.losses, atol=1e-4)
+
+
+def test_micro_batches_are_one_batch():
+    schedule = Schedule(updates=20, batch=16)
+    whole = fit_gates(planted(), pairs(40), range(2), schedule)
+    parts = fit_gates(planted(), pairs(40), range(2), schedule, budget=12)
+    assert torch.allclose(whole.plus, parts.plus, atol=1e-3)
+    assert torch.allclose(whole.losses, parts.losses, atol=1e-5)
+
+
+def plain_fit(model, examples, seed: int, schedule: Schedule) -> dict[str, torch.Tensor]:
+    """The paper's loop written out: torch's own Adam and clipping, one example after the other."""
+    start = torch.rand(2, 4, generator=torch.Generator().manual_seed(seed)).logit()
+    start = start.clamp(-CLAMP, CLAMP)
+    found = {}
+    for number, (phase, pull) in enumerate({"free": 0.0, "plus": 0.1, "minus": -0.1}.items()):
+        logits = (start if phase == "free" else found["free"]).clone().requires_grad_()
+        adam = torch.optim.Adam([logits], lr=1.0)
+        first, last = schedule.free_rates if phase == "free" else schedule.rates
+        for step in range(schedule.updates):
+            batch = order_of(len(examples), schedule.batch, range(step, step + 1), (seed, number))
+            nll = 0.0
+            for index in batch[0]:
+                ids, begin = model.join(examples[index].prompt, examples[index].target)
+                with model.gated(Gates(logits.sigmoid())):
+                    out = model.hf(ids[None]).logits[0]
+                nll = nll + cross_entropy(out[begin - 1 : -1], ids[begin:]) / schedule.batch
+            loss = nll - pull * logits.clamp(-4, 4).mean()
+            adam.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_([logits], schedule.clip)
+            adam.param_groups[0]["lr"] = first + (last - first) * step / (schedule.updates - 1)
+            adam.step()
+        found[phase] = logits.detach()
+    return found
+
+
+def test_the_fit_is_the_papers_loop_written_out():
+    schedule = Schedule(updates=12, batch=6)
+    examples = [
+        dataclasses.replace(each, target=f"{each.target} is the", wrong=()) if n % 2 else each
+        for n, each in enumerate(pairs(20))
+    ]  # targets of one token and of three: each example counts the same
+    fit = fit_gates(planted(), examples, [3], schedule)
+    plain = plain_fit(planted(), examples, 3, schedule)
+    for name, logits in plain.items():
+        assert torch.allclose(getattr(fit, name)[0], logits, atol=1e-3), name
+
+
+def test_a_fit_goes_on_where_it_stopped():
+    schedule = Schedule(updates=30, batch=8)
+    whole = fit_gates(planted(), pairs(20), range(2), schedule)
+    states = []
+    fit_gates(
+        planted(),
+        pairs(20),
+        range(2),
+        schedule,
+        keep=lambda state: states.append(
+            dataclasses.replace(
+                state, **{k: v.clone() for k, v in vars(state).items() if torch.is_tensor(v)}
+            )
+        ),
+        keep_every=7,
+    )
+    assert [(state.stage, state.step) for state in states[:6]] == [
+        *((0, 7), (0, 14), (0, 21), (0, 28), (1, 0), (1, 7))
+    ]
+    for state in (states[1], states[4], states[6]):
+        again = fit_gates(planted(), pairs(20), range(2), schedule, state=state)
+        assert torch.equal(again.plus, whole.plus)
+        assert torch.equal(again.minus, whole.minus)
+        assert torch.equal(again.losses, whole.losses)
+        assert torch.equal(again.paths, whole.paths)
+
+
+def test_a_closed_gate_may_give_the_mean():
+    model = planted()
+    mean = mean_reference(model, [each.prompt for each in pairs(20)])
+    schedule = Schedule(updates=5, batch=8)
+    zero = fit_gates(model, pairs(20), [0], schedule)
+    other = fit_gates(model, pairs(20), [0], schedule, reference=mean)
+    assert other.settings["reference"] == "mean"
+    assert not torch.allclose(zero.plus, other.plus, atol=1e-4)
+
+
+def test_weights_stay_as_they_are_and_get_no_gradient():
+    model = planted()
+    before = {name: value.clone() for name, value in model.hf.state_dict().items()}
+    fit_gates(model, pairs(20), [0], Schedule(updates=3, batch=8))
+    assert all(torch.equal(before[n], value) for n, value in model.hf.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.hf.parameters())
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"seeds": []}, "needs seeds"),
+        ({"seeds": [1, 1]}, "each once"),
+        ({"schedule": Schedule(batch=64)}, "a batch has 64 examples, and there are 20"),
+    ],
+)
+def test_a_fit_that_cannot_be_is_refused(changes, says):
+    with pytest.raises(HeadlabError, match=says):
+        fit_gates(planted(), pairs(20), **{"seeds": [0], **changes})
+
+
+def test_a_schedule_without_sense_is_refused():
+    for wrong in ({"updates": 0}, {"strength": -0.1}, {"clip": 0.0}, {"rates": (0.5, 0.0)}):
+        with pytest.raises(HeadlabError):
+            Schedule(**wrong)
+
+
+# --- rows and orders ---
+
+
+def test_orders_go_through_all_examples_before_any_comes_again():
+    order = order_of(10, 4, range(5), key=(7, 0)).flatten()
+    assert sorted(order[:10]) == list(range(10))
+    assert sorted(order[10:20]) == list(range(10))
+    assert (order_of(10, 4, range(3, 5), key=(7, 0)).flatten() == order[12:]).all()
+    assert (order_of(10, 4, range(5), key=(8, 0)).flatten() != order).any()
+
+
+def test_rows_hold_each_prompt_and_read_only_its_target():
+    model = planted()
+    examples = [dataclasses.replace(each, wrong=()) for each in pairs(3)]
+    examples[1] = dataclasses.replace(examples[1], target=f"{examples[1].target} is the word")
+    rows = Rows(model, examples)
+    for budget in (1, 10, 1000):
+        seen = {}
+        for drawn in rows.draw(torch.tensor([2, 1, 0]).numpy(), budget):
+            for row, number in enumerate(drawn.numbers.tolist()):
+                ids, start = model.join(examples[2 - number].prompt, examples[2 - number].target)
+                length = int(drawn.tokens.mask[row].sum())
+                assert drawn.tokens.ids[row, :length].tolist() == ids[:-1].tolist()
+                own = drawn.rows == row
+                assert drawn.targets[own].tolist() == ids[start:].tolist()
+                assert drawn.positions[own].tolist() == list(range(start - 1, len(ids) - 1))
+                seen[number] = True
+        assert len(seen) == 3
+
+
+# --- deltas ---
+
+
+@pytest.mark.parametrize("base", ["plus", "ones", "raw"])
+@pytest.mark.parametrize("aggregated", [False, True])
+def test_delta_k_is_two_full_passes_with_the_gates_written_out(fit, base, aggregated):
+    model, examples, roles = roled(), pairs(6), Roles(fit)
+    deltas = ablation_deltas(
+        model, examples, roles, [0, 1, 3, 8], base=base, aggregated=aggregated, random_orders=7
+    )
+    assert deltas.ks == [0, 1, 3, 8]
+    for metric in ("F", "I", "N"):
+        order = roles.order(metric, aggregated)
+        assert deltas.lines[metric].shape == (5, 4, 6)
+        assert deltas.lines[metric][:, 0].abs().max() == 0
+        for seed in range(5):
+            for i, k in enumerate(deltas.ks):
+                ground = torch.ones(8) if base == "ones" else fit.g_plus[seed].flatten()
+                closed, opened = ground.clone(), ground.clone()
+                closed[order[seed][:k]] = 0
+                if base == "plus":
+                    opened[order[seed][:k]] = 1
+                gates = torch.stack([closed, opened]).view(2, 2, 4)
+                low, high = measure(model, examples, gates).values
+                assert torch.allclose(deltas.lines[metric][seed, i], low - high, atol=1e-5)
+    assert deltas.lines["random"].shape == (7, 4, 6)
+    if aggregated:
+        assert (roles.order("F", True) == roles.order("F", True)[0]).all()
+
+
+def test_the_band_is_over_seeds(fit):
+    deltas = ablation_deltas(roled(), pairs(6), Roles(fit), range(3))
+    low, high = deltas.band("F")
+    assert (low[1:] <= deltas.mean("F")[1:]).all()
+    assert (deltas.mean("F")[1:] <= high[1:]).all()
+    single = ablation_deltas(roled(), pairs(6), Roles(alone(fit, 0)), range(3), random_orders=1)
+    assert math.isnan(float(single.band("F")[0][1]))
+
+
+def test_wrong_requests_of_deltas_are_refused(fit):
+    with pytest.raises(HeadlabError, match="the base is"):
+        ablation_deltas(roled(), pairs(4), Roles(fit), base="minus")
+    with pytest.raises(HeadlabError, match="k runs from 0 to 8"):
+        ablation_deltas(roled(), pairs(4), Roles(fit), [9])
