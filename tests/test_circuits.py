@@ -128,6 +128,12 @@ def test_a_record_holds_all_that_was_found():
     assert nothing.finding == "no effect"
 
 
+def test_random_orders_are_measured_where_the_curve_crosses(pair):
+    for line in read_lines(pair):
+        for curve in line.curves:
+            assert curve.crossing() in curve.random_ks
+
+
 def test_the_planted_circuit_is_three_heads(pair):
     for line in read_lines(pair):
         if line.method == "patch":
@@ -163,7 +169,9 @@ def test_a_model_that_does_not_do_the_task_is_a_finding_not_a_failure(lab, tmp_p
     done = run_study(spec_of(lab, tasks=[str(data), str(lab / "t.jsonl")]), tmp_path / "r")
     assert [done.status(cell) for cell in done.cells] == ["done", "done"]
     wrong, right = read_lines(done)
-    assert "does not do this task" in wrong.finding
+    assert wrong.finding.startswith("m does not do this task")  # not by its path
+    said = float(re.search(r"is (-?[\d.]+) with all heads", wrong.finding)[1])
+    assert wrong.mean("clean") == pytest.approx(said, abs=0.01)
     assert right.finding is None
     assert "does not do this task" in (done.folder / "report.html").read_text()
     alone = run_study(spec_of(lab, tasks=[str(data)]), tmp_path / "alone")
@@ -172,9 +180,14 @@ def test_a_model_that_does_not_do_the_task_is_a_finding_not_a_failure(lab, tmp_p
 
 def test_a_task_with_too_few_examples_says_so(lab, tmp_path):
     data = save_task(tmp_path / "few.jsonl", pairs(3))
-    done = run_study(spec_of(lab, tasks=[str(data)]), tmp_path / "r")
-    assert "too few examples" in done.known(done.cells[0])["reason"]
-    assert "too few examples" in (done.folder / "report.html").read_text()
+    with pytest.raises(headlab.HeadlabError, match=r"few.jsonl has too few examples, 3"):
+        spec_of(lab, tasks=[str(data)])
+    once = {each.prompt: each for each in pairs(40)}.values()
+    bare = [dataclasses.replace(each, counterfactual=None) for each in once]
+    data = save_task(tmp_path / "bare.jsonl", bare)
+    with pytest.raises(headlab.HeadlabError, match="has no counterfactual"):
+        spec_of(lab, tasks=[str(data)])
+    assert spec_of(lab, tasks=[str(data)], methods="ablate", reference="zero").tasks == [str(data)]
 
 
 # --- lines ---
@@ -209,14 +222,8 @@ def synthetic(model: str, ks: list[int], explained: list[float], n: int = 12, se
         settings={"seed": seed},
     )
     prints = [f"{model}-{each}" for each in ids]
-    return Found(
-        dataclasses.replace(scores, fingerprints=prints, settings={"direction": "noising"}),
-        made,
-        None,
-        [],
-        prints,
-        False,
-    )
+    scores = dataclasses.replace(scores, fingerprints=prints, settings={"direction": "noising"})
+    return Found(scores, made, None, made.clean, made.none, [], prints, False)
 
 
 def line_of(model: str, ks: list[int], explained: list[float], task: str = "t") -> Line:
@@ -355,6 +362,10 @@ def test_terminal_report_and_csv_tell_the_same_ratio_and_lines(unequal):
     assert line["curve"]["random"]["mean"][-2] == pytest.approx(0.5)
     assert line["curve"]["matched"]["mean"][-2] == pytest.approx(0.25)
     assert "Memory ran out on the way" in page
+    with (unequal.folder / "figures/numbers.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["k90"] for row in rows] == ["100", "50"]
+    assert float(rows[0]["random_at_k"]) == pytest.approx(100 / 140)
     with (unequal.folder / "figures/circuits.csv").open() as file:
         for row in csv.DictReader(file):
             assert float(row["low"]) <= float(row["explained"]) + 1e-9
@@ -373,7 +384,7 @@ def test_the_figure_has_a_panel_a_task_and_the_multiplier_between_two_models():
     lines += [line_of("sparse", [0, 25, 50, 144], [0, 0.5, 0.9, 1], line.task) for line in lines]
     figure = draw(lines, [["dense", "sparse"]], 0.9, published()["numbers"])
     assert [axis.get_title(loc="left") for axis in figure.axes] == ["ioi", "greater-than"]
-    assert texts_of(figure) == ["2.0x", "2.0x"]
+    assert texts_of(figure) == ["2.0x (2.0 to 2.0)"] * 2
     marks = [line for axis in figure.axes for line in axis.lines if line.get_marker() in "oD"]
     assert len(marks) == 4  # dense and sparse, for both tasks
     at = {line.get_marker(): line.get_xdata()[0] for line in figure.axes[0].lines}
@@ -423,7 +434,7 @@ def test_the_run_leaves_figures_with_their_data(pair):
     figures = pair.folder / "figures"
     names = {path.stem for path in figures.iterdir()}
     assert {"circuits-patch", "circuits-random"} < names
-    for name in names:
+    for name in names - {"numbers"}:
         assert {path.suffix for path in figures.glob(f"{name}.*")} == {".png", ".pdf", ".csv"}
     with (figures / "circuits-patch.csv").open() as file:
         rows = list(csv.DictReader(file))

@@ -170,7 +170,9 @@ def test_a_resumed_run_keeps_its_token_budget(lab, tmp_path, monkeypatch):
 
 
 def test_a_cell_that_fails_is_recorded_and_the_others_go_on(lab, tmp_path):
-    uneven = [dataclasses.replace(each, counterfactual="the word") for each in pairs(8)]
+    uneven = [
+        dataclasses.replace(each, counterfactual=each.counterfactual + " word") for each in pairs(8)
+    ]
     bad = save_task(tmp_path / "uneven.jsonl", uneven)
     models, tasks = str(lab / "m"), f"{bad},{lab / 't.jsonl'}"
     result = run(
@@ -214,6 +216,35 @@ def test_a_changed_model_or_file_is_not_mixed_into_a_run(lab, tmp_path):
     save_task(data, pairs(10))
     with pytest.raises(HeadlabError, match=r"t.jsonl has changed since this run began"):
         run_study(Run.read(done.folder))
+
+
+def test_a_study_changed_inside_a_run_is_not_gone_on_with(lab, tmp_path):
+    done = run_study(spec_of(lab), tmp_path / "r")
+    path = done.folder / "study.yaml"
+    path.write_text(path.read_text().replace("n: 16", "n: 8"))
+    assert "has been changed since this run began" in error_of(
+        run("resume", str(done.folder), "-q")
+    )
+
+
+def test_a_run_that_cannot_begin_leaves_nothing(lab, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    common = ("run", "circuits", "--tasks", str(lab / "t.jsonl"), "--size", "smoke", "-q")
+    assert "no device" in error_of(run(*common, "--models", str(lab / "m"), "--device", "gpu"))
+    assert "no model" in error_of(run(*common, "--models", "nobody/nothing"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_finished_run_needs_neither_its_model_nor_its_data(lab, tmp_path):
+    save_planted(tmp_path / "m")
+    done = run_study(spec_of(lab, models=[str(tmp_path / "m")]), tmp_path / "r")
+    subprocess.run(["rm", "-r", str(tmp_path / "m")], check=True)
+    result = run("resume", str(done.folder))
+    assert result.exit_code == 0
+    assert "1 cell are done already" not in result.stderr
+    assert "3 of 8 heads" in result.stdout
+    done.path_of(done.cells[0]).unlink()
+    assert "no model" in error_of(run("resume", str(done.folder)))
 
 
 def test_a_second_process_is_refused_with_one_sentence(lab, tmp_path):
@@ -447,11 +478,14 @@ def test_runs_are_listed_and_numbered(lab, tmp_path, monkeypatch):
     assert first.folder == Path("runs/circuits-1")
     assert next_folder("circuits") == Path("runs/circuits-2")
     assert [found.folder for found in find_runs(".")] == [Path("runs/circuits-1")]
+    assert repr(first) == "Run('runs/circuits-1', circuits, 1 of 1 cells)"
     (listed,) = json.loads(run("ls", "--json").stdout)
     assert listed["cells"] == "1/1"
     assert listed["state"] == "finished"
     first.path_of(first.cells[0]).unlink()
     assert json.loads(run("ls", "--json").stdout)[0]["state"] == "interrupted"
+    Path("runs/circuits-1/manifest.json").write_text("{")
+    assert json.loads(run("ls", "--json").stdout)[0]["state"] == "cannot be read"
     assert "no folder" in error_of(run("ls", "nowhere"))
     assert "is no run" in error_of(run("resume", "runs"))
 

@@ -48,6 +48,10 @@ def refusal(folder: Path, text: str | bytes) -> str:
         ("study: circuits\n? [a, b]\n: c\n", 2, "name is a word"),
         ("study: circuits\nmodels: [smolm2]\n", 2, "did you mean 'smollm2'?"),
         ("study: circuits\nmodels: ['~nobody/x']\n", 2, "models: "),
+        ("study: circuits\nmodels:\n\t- gpt2\n", 3, "a tab; indent with spaces"),
+        ("study: circuits\nmodels: []\n", 2, "models is empty"),
+        ("study: circuits\nmodels:\n", 2, "models is empty"),
+        ("study: circuits\npairs: [gpt2: smollm2]\n", 2, "written 'dense:sparse' in quotes"),
     ],
 )
 def test_an_error_names_the_line_and_the_nearest_word(tmp_path, text, line, says):

@@ -47,12 +47,17 @@ def save(figure: Figure, folder: Path, name: str, rows: Sequence[Mapping[str, An
         figure.savefig(picture, format=ending, bbox_inches="tight", metadata=metadata)
         write_whole(folder / f"{name}.{ending}", picture.getvalue())
     plt.close(figure)
+    save_table(rows, folder, name)
+    return folder / f"{name}.png"
+
+
+def save_table(rows: Sequence[Mapping[str, Any]], folder: Path, name: str) -> None:
+    """name.csv"""
     table = io.StringIO()
     writer = csv.DictWriter(table, fieldnames=list(rows[0]))
     writer.writeheader()
     writer.writerows(rows)
     write_whole(folder / f"{name}.csv", table.getvalue())
-    return folder / f"{name}.png"
 
 
 def head_map(scores: HeadScores, caption: str, title: str = "", label: str = "") -> Figure:

@@ -76,7 +76,7 @@ def load(
     else:
         if device is not None and device_map is not None:
             raise HeadlabError("give device or device_map, not both")
-        target = _usable_device(device) if device else _best_device()
+        target = usable_device(device) if device else _best_device()
         source = resolve(os.fspath(model))
         options = _hub_options(source, revision, trust_remote_code)
         config, text = _read_config(source, options)
@@ -125,6 +125,10 @@ class Blueprint:
     device: torch.device
 
 
+class ShapeUnknown(HeadlabError):  # noqa: N818, it may load all the same
+    """The model's layers and heads cannot be told without its weights."""
+
+
 def read_blueprint(
     model: str,
     *,
@@ -135,14 +139,14 @@ def read_blueprint(
 ) -> Blueprint:
     """What `load` would give, without reading weights: quick, and no memory."""
     source = resolve(model)
-    target = _usable_device(device) if device else _best_device()
+    target = usable_device(device) if device else _best_device()
     config, _ = _read_config(source, _hub_options(source, revision, trust_remote_code))
     with torch.device("meta"), _one_sentence(source, "its config"):
         empty = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     try:
         seam = find_seam(empty, source.label)
     except HeadlabError as error:  # found by structure, which takes a pass and so the weights
-        raise HeadlabError(
+        raise ShapeUnknown(
             f"{source.label} is not in the table of architectures: its shape is known once it is "
             "loaded"
         ) from error
@@ -349,7 +353,7 @@ def _read_weights(
     return (hf if device_map is not None or device is None else hf.to(device)), notes
 
 
-def _usable_device(name: str | torch.device) -> torch.device:
+def usable_device(name: str | torch.device) -> torch.device:
     try:
         device = torch.empty(0, device=name).device
         if device.type == "meta":

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import io
 import json
 import re
@@ -91,11 +92,18 @@ class Run:
         )
 
     def _require_same_study(self) -> None:
-        if Run.read(self.folder).spec != self.spec:
+        there = Run.read(self.folder).spec
+        if there != self.spec:
+            mine, theirs = self.spec.model_dump(mode="json"), there.model_dump(mode="json")
+            other = [key for key, value in theirs.items() if mine.get(key) != value]
             raise HeadlabError(
-                f"{self.folder} holds a run of another study; give another folder, or go on with "
-                f"it: {self.resume_command}"
+                f"{self.folder} holds a run of another study ({', '.join(other)} differ); give "
+                f"another folder, or go on with it: {self.resume_command}"
             )
+
+    def __repr__(self) -> str:
+        done = sum(self.has(cell) for cell in self.cells)
+        return f"Run({str(self.folder)!r}, {self.spec.study}, {done} of {len(self.cells)} cells)"
 
     @property
     def resume_command(self) -> str:
@@ -124,12 +132,18 @@ class Run:
                 if self._is_there:  # another process may have begun, or gone on, before the lock
                     self._require_same_study()
                     self.manifest = _read_manifest(self.folder / "manifest.json")
+                    if self.manifest.get("study") != _print(self.spec):
+                        raise HeadlabError(
+                            f"{self.folder / 'study.yaml'} has been changed since this run began; "
+                            "copy it and start a new run"
+                        )
                 for place in (self.folder, self.folder / "cells", self.folder / "figures"):
                     place.mkdir(exist_ok=True)
                     for part in place.iterdir():
                         if _PART.fullmatch(part.name):  # of a process that was killed
                             part.unlink()
                 if not (self.folder / "study.yaml").exists():
+                    self.manifest["study"] = _print(self.spec)
                     self.save()
                     write_whole(self.folder / "study.yaml", self.spec.as_yaml())
             yield
@@ -218,14 +232,17 @@ class Run:
             write_whole(self.folder / "manifest.json", as_json(self.manifest) + "\n")
 
 
-def find_runs(folder: str | Path) -> list[Run]:
-    """The runs in a folder and one below it; what cannot be read is left out."""
+def find_runs(folder: str | Path) -> list[Run | str]:
+    """The runs in a folder and one below it; of one that cannot be read, its folder's name."""
     folder = Path(folder).expanduser()
-    found = []
-    for depth in ("study.yaml", "*/study.yaml", "*/*/study.yaml"):
+    found: list[Run | str] = []
+    for depth in ("manifest.json", "*/manifest.json", "*/*/manifest.json"):
         for path in sorted(folder.glob(depth)):
-            with contextlib.suppress(HeadlabError, OSError):
-                found.append(Run.read(path.parent))
+            if (path.parent / "study.yaml").is_file():
+                try:
+                    found.append(Run.read(path.parent))
+                except (HeadlabError, OSError):
+                    found.append(str(path.parent))
     return found
 
 
@@ -235,6 +252,10 @@ def next_folder(study: str, parent: Path = Path("runs")) -> Path:
     while (parent / f"{study}-{number}").exists():
         number += 1
     return parent / f"{study}-{number}"
+
+
+def _print(spec: Spec) -> str:
+    return hashlib.sha256(spec.as_yaml().encode()).hexdigest()[:16]
 
 
 def _new_manifest() -> dict[str, Any]:
@@ -288,7 +309,10 @@ def _says_why(folder: Path) -> Iterator[None]:
         reason = error.strerror or str(error)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             reason = "no space is left on the disk"
+        begun = (folder / "study.yaml").exists()
+        go_on = (
+            f"finished cells are kept, go on later with: headlab resume {shlex.quote(str(folder))}"
+        )
         raise RunStopped(
-            f"cannot write to {folder}: {reason}; finished cells are kept, go on later with: "
-            f"headlab resume {shlex.quote(str(folder))}"
+            f"cannot write to {folder}: {reason}; {go_on if begun else 'give another folder'}"
         ) from error

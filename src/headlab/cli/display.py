@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from headlab.cli.app import err, out
-from headlab.cli.printing import new_table
+from headlab.cli.printing import count, new_table
 from headlab.studies.cells import Cell, short
 from headlab.studies.planning import Planned, in_words
 from headlab.studies.running import Listener
@@ -84,7 +84,8 @@ class Display(Interruptible):
             unknown = len(self._todo) - len(known)
             more = f", and {unknown} whose time is not known" if unknown else ""
             err.print(
-                f"{len(known)} cells, about {in_words(sum(known))} here{more}", highlight=False
+                f"{count(len(known), 'cell')}, about {in_words(sum(known))} here{more}",
+                highlight=False,
             )
 
     def __enter__(self) -> Self:
@@ -156,7 +157,7 @@ def print_plan(planned: list[Planned]) -> None:
         )
     out.print(table)
     known = [each for each in planned if each.seconds is not None]
-    total = f"{len(planned)} cells"
+    total = count(len(planned), "cell")
     if known:
         seconds = sum(each.seconds or 0 for each in known)
         peak = max(each.memory or 0 for each in known)

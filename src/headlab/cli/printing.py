@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from headlab.model import Model
     from headlab.proofs import Check
     from headlab.scores import HeadScores
+    from headlab.store import Run
 
 
 _NUMBERS = {
@@ -36,6 +37,19 @@ def new_table(*columns: str) -> Table:
         right = column in _NUMBERS
         table.add_column(column, justify="right" if right else "left", overflow="fold")
     return table
+
+
+def count(n: int, noun: str) -> str:
+    """1 cell, 2 cells"""
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+def print_findings(run: Run, quiet: bool = False) -> None:
+    """What a run found, on stdout; what to be careful with, on stderr."""
+    for sentence in run.study.findings(run):
+        out.print(escape(sentence), highlight=False, soft_wrap=True)
+    for sentence in [] if quiet else run.study.warnings(run):
+        err.print(escape(sentence), highlight=False, soft_wrap=True, style="yellow")
 
 
 def print_model(model: Model) -> None:

@@ -10,8 +10,9 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from headlab.aliases import ALIASES
-from headlab.cli.app import app, err, out
+from headlab.cli.app import app, err
 from headlab.cli.options import Quiet, be_quiet, complete_model, complete_task, status
+from headlab.cli.printing import count, print_findings
 from headlab.errors import HeadlabError
 from headlab.studies import STUDIES, require_study, template
 
@@ -35,8 +36,9 @@ class _StudyOrFile(TyperGroup):
 run_app = typer.Typer(
     cls=_StudyOrFile,
     no_args_is_help=True,
-    help="Run a study: a named one with options, or a study file.",
-    epilog="Example: headlab run circuits --models smollm2 --tasks ioi --size smoke",
+    help="Run a study: a named one with options, or a study file: headlab run STUDY.yaml",
+    epilog="Example: headlab run circuits --models smollm2 --tasks ioi --size smoke; "
+    "headlab run study.yaml --set n=32 --out runs/first",
 )
 app.add_typer(run_app, name="run")
 
@@ -136,6 +138,10 @@ def run_file(
     tasks: Tasks = None,
     size: Size = None,
     seeds: Seeds = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Any setting: --set n=4 --set orders=5."),
+    ] = None,
     folder: Out = None,
     device: Device = None,
     trust_remote_code: Trust = False,
@@ -143,6 +149,8 @@ def run_file(
     quiet: Quiet = False,
 ) -> None:
     """Run a study file; options stand in for what it says."""
+    import yaml
+
     from headlab.studies.spec import read_spec
 
     lists = {"models": models, "tasks": tasks}
@@ -151,6 +159,14 @@ def run_file(
         changes["seeds"] = _words(seeds)
     if size is not None:
         changes["size"] = size
+    for each in set_ or []:
+        name, equals, value = each.partition("=")
+        if not equals:
+            raise HeadlabError(f"--set takes a name and a value, like n=4, not {each!r}")
+        try:
+            changes[name] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise HeadlabError(f"--set {name}: {value!r} is not a value") from None
     run_spec(read_spec(study, changes), folder, device, trust_remote_code, dry_run, quiet)
 
 
@@ -164,7 +180,10 @@ def resume(
     """Go on with a run that was interrupted; finished cells stay as they are."""
     from headlab.store import Run
 
-    execute(Run.read(run, strictly=True), device, trust_remote_code, quiet)
+    opened = Run.read(run)
+    if not all(opened.has(cell) for cell in opened.cells):
+        opened = Run.read(run, strictly=True)  # its models and files are needed
+    execute(opened, device, trust_remote_code, quiet)
 
 
 @app.command(epilog="Example: headlab new circuits > study.yaml")
@@ -203,35 +222,44 @@ def execute(run: Run, device: str | None, trust_remote_code: bool, quiet: bool) 
     from headlab.studies.running import run_study
 
     be_quiet()
-    go_on = run.resume_command
     loading: dict[str, Any] = {"device": device, "trust_remote_code": trust_remote_code}
+    todo = [cell for cell in run.cells if not run.has(cell)]
+    if todo and device is not None:
+        from headlab.loading import usable_device
+
+        usable_device(device)
     try:
-        if quiet:
-            listener = Interruptible()
-        else:
-            with status("looking at the models", quiet):
-                listener = Display(run, plan(run.spec, **loading))
+        with status("looking at the models", quiet):
+            planned = plan(run.spec, **loading) if todo else []
+        lost = {each.cell.model: each.reason or "" for each in planned if each.is_lost}
+        if planned and len(lost) == len(run.spec.models):
+            raise HeadlabError(next(iter(lost.values())))
+        listener = Interruptible() if quiet or not todo else Display(run, planned)
         with listener:
-            run_study(run, listener=listener, **loading)
+            run_study(run, listener=listener, lost=lost, **loading)
     except KeyboardInterrupt:
         if not (run.folder / "study.yaml").exists():
             raise  # nothing has begun
         done = sum(run.has(cell) for cell in run.cells)
         err.print(
-            escape(f"interrupted: {done} of {len(run.cells)} cells are done; go on with: {go_on}"),
+            escape(
+                f"interrupted: {done} of {len(run.cells)} cells are done; go on with: "
+                f"{run.resume_command}"
+            ),
             soft_wrap=True,
             highlight=False,
         )
         raise typer.Exit(130) from None
-    failed = [cell for cell in run.cells if run.status(cell) == "failed"]
-    if not quiet:
-        for sentence in run.study.findings(run):
-            out.print(escape(sentence), highlight=False, soft_wrap=True)
+    if not todo and not quiet:
+        err.print("every cell is done already", highlight=False)
+    print_findings(run, quiet)
     print((run.folder / "report.html").resolve())
+    failed = [cell for cell in run.cells if run.status(cell) == "failed"]
     if failed:
+        known = f": {run.known(failed[0])['reason']}" if quiet else " (above)"
         raise HeadlabError(
-            f"{len(failed)} of {len(run.cells)} cells failed, the first ({failed[0].says}): "
-            f"{run.known(failed[0])['reason']}; the report says more, and {go_on} tries them again"
+            f"{len(failed)} of {count(len(run.cells), 'cell')} failed{known}; "
+            f"{run.resume_command} tries again"
         )
 
 

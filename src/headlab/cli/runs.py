@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from headlab.cli.app import app, out
 from headlab.cli.options import AsJson, Quiet, status
-from headlab.cli.printing import new_table, print_json
+from headlab.cli.printing import new_table, print_findings, print_json
 from headlab.errors import HeadlabError
 
 if TYPE_CHECKING:
@@ -31,7 +31,10 @@ def list_runs(
 
     if not folder.is_dir():
         raise HeadlabError(f"no folder {folder}")
-    rows = [_row(run) for run in find_runs(folder)]
+    rows = [
+        _row(found) if not isinstance(found, str) else _unreadable(found)
+        for found in find_runs(folder)
+    ]
     if as_json:
         print_json(rows)
         return
@@ -47,8 +50,13 @@ def list_runs(
     out.print(table)
 
 
+def _unreadable(folder: str) -> dict[str, Any]:
+    gone = dict.fromkeys(("study", "models", "tasks", "cells"), "")
+    return {"run": folder, **gone, "state": "cannot be read", "started": ""}
+
+
 def _row(run: Run) -> dict[str, Any]:
-    from headlab.studies.cells import short
+    from headlab.studies.cells import labels
 
     states = [run.status(cell) for cell in run.cells]
     done, failed = states.count("done"), states.count("failed")
@@ -63,11 +71,11 @@ def _row(run: Run) -> dict[str, Any]:
     return {
         "run": str(run.folder),
         "study": f"{run.spec.study}, {run.spec.size}",
-        "models": ", ".join(map(short, run.spec.models)),
-        "tasks": ", ".join(map(short, run.spec.tasks)),
+        "models": ", ".join(labels(run.spec.models).values()),
+        "tasks": ", ".join(labels(run.spec.tasks).values()),
         "cells": f"{done}/{len(states)}",
         "state": state,
-        "started": str(started).replace("T", " ").split("+")[0],
+        "started": str(started).replace("T", " ").replace("+00:00", " UTC"),
     }
 
 
@@ -79,9 +87,7 @@ def report(run: RunFolder, quiet: Quiet = False) -> None:
     opened = Run.read(run)
     with opened.locked(), status("drawing figures, writing the report", quiet):
         path = opened.write_report()
-    if not quiet:
-        for sentence in opened.study.findings(opened):
-            out.print(escape(sentence), highlight=False, soft_wrap=True)
+    print_findings(opened, quiet)
     print(path)
 
 

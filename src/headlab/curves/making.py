@@ -78,7 +78,8 @@ def curve(
     random = torch.Generator().manual_seed(seed)
     others = [shuffled(ranks, random) for _ in range(orders)]
     others += [shuffled_in_layers(ranks, random) for _ in range(orders)]
-    random_ks = sorted({0, *share_ks(n_heads), n_heads})
+    at = _first_crossing(values, clean, none, mode, threshold)  # beside it a reader looks
+    random_ks = sorted({0, *share_ks(n_heads), n_heads, *([at] if at is not None else [])})
     inner = [
         k for k in random_ks if 0 < k < n_heads
     ]  # no head and all heads: the same in any order
@@ -118,13 +119,17 @@ def curve(
 
 def expected_masks(n_heads: int, ks: Sequence[int] | str, orders: int = MIN_ORDERS) -> int:
     """About how many masks a curve runs: what its progress counts up to, times the examples."""
-    inner = len({k for k in share_ks(n_heads) if 0 < k < n_heads})
+    inner = 1 + len({k for k in share_ks(n_heads) if 0 < k < n_heads})
     filled_in = 24 if ks == "auto" else 0
     return len(_wanted_ks(ks, n_heads)) + filled_in + 2 * orders * inner
 
 
 class NoEffect(HeadlabError):  # noqa: N818, it is a finding
     """The model does not do the task: there is nothing to explain."""
+
+    def __init__(self, sentence: str, clean: Tensor, none: Tensor):
+        super().__init__(sentence)
+        self.clean, self.none = clean, none  # [example], with all heads and with none
 
 
 class _Work:
@@ -164,7 +169,9 @@ class _Work:
                 f"{self._model.name} does not do this task: {self._chosen.name} is "
                 f"{float(clean.mean()):.3g} with all heads and {float(none.mean()):.3g} with none, "
                 f"and the interval of the difference, {float(low):.3g} to {float(high):.3g}, "
-                f"{'includes 0' if high >= 0 else 'is below 0'}; there is nothing to explain"
+                f"{'includes 0' if high >= 0 else 'is below 0'}; there is nothing to explain",
+                clean,
+                none,
             )
         return clean, none
 
@@ -273,6 +280,17 @@ def _fill_in(
                 below, above = gap
                 more = list(range(below + 1, above, max(1, (above - below) // 8)))
                 values.update(zip(more, run(more), strict=True))
+
+
+def _first_crossing(
+    values: dict[int, Tensor], clean: Tensor, none: Tensor, mode: Mode, level: float
+) -> int | None:
+    zero, one = none.double().mean(), clean.double().mean()
+    for k in sorted(values):
+        explained = float((values[k].double().mean() - zero) / (one - zero))
+        if explained >= level - 1e-9 if mode == "keep" else explained <= 1 - level + 1e-9:
+            return k
+    return None
 
 
 def _gap(

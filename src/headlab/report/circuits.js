@@ -49,6 +49,7 @@
     } }, swatch(name), name));
     byId("curve-legend").replaceChildren(
       el("div", { class: "models", role: "group", "aria-label": "models shown" }, chips),
+      ...(now.shown.size < models.length ? [el("span", { class: "soft" }, `${now.shown.size} of ${models.length} models shown; click a name to add it`)] : []),
       key([svg("rect", { class: "band", x: 0, y: 0, width: 26, height: 12, style: { "--c": "var(--grey)" } }), svg("line", { class: "line", x1: 0, x2: 26, y1: 6, y2: 6, style: { "--c": "var(--grey)" } })], "kept heads, 95 % interval"),
       ...(one?.random ? [key([stroke("random")], "random orders")] : []),
       ...(one?.matched ? [key([stroke("matched")], "random, as many of each layer")] : []),
@@ -88,7 +89,7 @@
     const found = shown.map(model => ({ model, line: lineOf(model.name, task.name) }));
     const drawn = found.filter(({ line }) => line?.curve).map(({ line }) => line);
     const notes = found.filter(({ line }) => !line?.curve).map(({ model, line }) => el("p", { class: "note soft" }, line?.finding || `${model.name}: not measured.`));
-    const head = [el("h3", {}, task.name), el("p", { class: "says soft" }, `${task.says}; ${task.measure}`)];
+    const head = [el("h3", {}, task.name), el("p", { class: "says soft" }, [task.says, task.measure].filter(Boolean).join("; "))];
     const box = el("article", { class: "panel", data: { task: task.name } }, head);
     if (!drawn.length) {
       box.append(el("div", { class: "none" }, found.length ? notes.map(note => el("p", {}, note.textContent)) : el("p", {}, "No model is shown.")));

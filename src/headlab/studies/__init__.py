@@ -44,8 +44,19 @@ class Study:
     work: Callable[[Cell, int], Work]  # of a cell, given the model's number of heads
     run_cell: Callable[[Cell, Model, Progress], Record]
     findings: Callable[[Run], list[str]]  # of a run, finished or not: in sentences
+    warnings: Callable[[Run], list[str]]  # what a reader should know first
     write_report: Callable[[Run], Path]  # figures and page
     compare: Callable[[Run, Run], list[dict[str, str]]]  # a row a cell that both have
+
+
+def later(module: str, name: str) -> Callable[..., Any]:
+    """A function that is imported when it is called: to list runs, torch is not needed."""
+
+    def call(*args: Any, **named: Any) -> Any:
+        found = getattr(importlib.import_module(f"headlab.studies.{module}"), name)
+        return found(*args, **named)
+
+    return call
 
 
 def require_study(name: Any) -> None:

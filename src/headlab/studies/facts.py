@@ -55,7 +55,7 @@ def facts(run: Run) -> dict[str, Any]:
         ],
         "study_yaml": run.spec.as_yaml(),
         "commands": [
-            "headlab run study.yaml --out NEW-FOLDER",
+            f"headlab run {folder}/study.yaml --out NEW-FOLDER",
             f"headlab resume {folder}",
             f"headlab report {folder}",
         ],

@@ -11,7 +11,7 @@ import torch
 
 from headlab.engine import CPU_BUDGET, LARGEST_BUDGET
 from headlab.errors import HeadlabError
-from headlab.loading import Blueprint, load_texts, read_blueprint
+from headlab.loading import Blueprint, ShapeUnknown, load_texts, read_blueprint
 from headlab.studies import find_study
 from headlab.studies.cells import Cell
 from headlab.studies.spec import Spec, split_revision
@@ -31,6 +31,7 @@ class Planned:
     seconds: float | None = None
     memory: float | None = None  # bytes, at the peak
     reason: str | None = None  # why there is no estimate
+    is_lost: bool = False  # its model cannot be had: the cell cannot run
 
 
 def plan(spec: Spec, device: str | None = None, trust_remote_code: bool = False) -> list[Planned]:
@@ -40,6 +41,7 @@ def plan(spec: Spec, device: str | None = None, trust_remote_code: bool = False)
     rates: dict[torch.dtype, float] = {}
     seen: dict[str, Blueprint | str] = {}
     lengths: dict[tuple[str, str], float] = {}
+    gone: set[str] = set()
     planned = []
     for cell in study.cells(spec):
         bare, revision = split_revision(cell.model)
@@ -62,8 +64,11 @@ def plan(spec: Spec, device: str | None = None, trust_remote_code: bool = False)
                 examples = make_examples(texts, cell.task, _SAMPLE, cell.seed)
                 lengths[key] = statistics.mean(len(texts.ids(each.prompt)) for each in examples)
         except HeadlabError as error:
+            lost = cell.model not in seen and not isinstance(error, ShapeUnknown)
+            lost = lost or cell.model in gone
+            gone |= {cell.model} if lost else set()
             seen.setdefault(cell.model, str(error))
-            planned.append(Planned(cell, reason=str(error)))
+            planned.append(Planned(cell, reason=str(error), is_lost=lost))
             continue
         if shape.dtype not in rates:
             rates[shape.dtype] = matrix_rate(shape.dtype, shape.device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -38,10 +39,12 @@ def run_study(
     device: str | None = None,
     trust_remote_code: bool = False,
     listener: Listener | None = None,
+    lost: Mapping[str, str] | None = None,
 ) -> Run:
     """Run a study (a spec, a study file, or a run that was interrupted) and write its report.
 
-    A folder that holds the same study goes on where it stopped: finished cells stay untouched.
+    `lost` says why models cannot be had, where that is known already. A folder that holds the
+    same study goes on where it stopped: finished cells stay untouched.
 
     >>> run = run_study("study.yaml", "runs/first")                           # doctest: +SKIP
     >>> run.folder / "report.html"                                            # doctest: +SKIP
@@ -59,7 +62,11 @@ def run_study(
         session = _begin(run)
         todo = [cell for cell in run.cells if not run.has(cell)]
         for name, cells in itertools.groupby(todo, key=lambda cell: cell.model):
-            _run_model(run, name, list(cells), device, trust_remote_code, listener)
+            own = list(cells)
+            if name in (lost or {}):
+                _fail_all(run, own, HeadlabError((lost or {})[name]), listener)
+            else:
+                _run_model(run, name, own, device, trust_remote_code, listener)
         if todo or not told or not (run.folder / "report.html").exists():
             listener.reporting()
             run.write_report()
@@ -80,8 +87,7 @@ def _run_model(
     try:
         model = _load(run, name, device, trust_remote_code)
     except Exception as error:  # no cell of this model can run; those of others can
-        for cell in cells:
-            _fail(run, cell, error, 0.0, listener)
+        _fail_all(run, cells, error, listener)
         return
     for cell in cells:
         listener.started(cell)
@@ -130,6 +136,11 @@ def _load(run: Run, name: str, device: str | None, trust_remote_code: bool) -> M
     else:
         model.budget = int(known["budget"])
     return model
+
+
+def _fail_all(run: Run, cells: list[Cell], error: Exception, listener: Listener) -> None:
+    for cell in cells:
+        _fail(run, cell, error, 0.0, listener)
 
 
 def _fail(run: Run, cell: Cell, error: Exception, seconds: float, listener: Listener) -> None:

@@ -213,7 +213,9 @@ def _sentence(error: Any, spec: type[Spec], document: Document) -> str:
         text = f"{name} is {details['expected'].replace(chr(39), '')}, not {shown}"
         text += nearest(str(value), words)
     elif kind == "value_error":
-        text = f"{name}: {details['error']}"
+        text = f"{name}: {details['error']}" if name else str(details["error"])
+    elif kind == "too_short" or (kind == "list_type" and value is None):
+        text = f"{name} is empty; leave it out or name some"
     else:
         text = f"{name}: {error['msg'][0].lower()}{error['msg'][1:]}, not {shown}"
     return document.at(place, text)

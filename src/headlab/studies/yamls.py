@@ -72,7 +72,7 @@ class Document:
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             line = f", line {mark.line + 1}" if mark else ""
-            raise HeadlabError(f"{path}{line}: {error.problem}") from None
+            raise HeadlabError(f"{path}{line}: {_plainly(error.problem or '')}") from None
         except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a wrong date
             raise HeadlabError(f"{path} cannot be read as YAML: {error}") from None
         if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
@@ -100,6 +100,20 @@ class Document:
             yield
         except HeadlabError as error:
             raise HeadlabError(self.at(place, str(error))) from None
+
+
+def _plainly(problem: str) -> str:
+    """What the parser means, for people."""
+    for said, meant in {
+        "'\\t'": "a tab; indent with spaces",
+        "mapping values are not allowed": "a colon too many, or a wrong indent",
+        "<block end>": "this line is not indented like its neighbours",
+        "end of stream": "a quote or a bracket before is not closed",
+        "',' or": "a bracket is not closed, or a comma is missing",
+    }.items():
+        if said in problem:
+            return meant
+    return problem
 
 
 def _lines(node: yaml.Node, place: tuple[str | int, ...]) -> Iterator[tuple[Any, int]]:

@@ -32,6 +32,8 @@ class Found:
     scores: HeadScores
     curve: Curve | None  # None where there is nothing to explain
     finding: str | None  # why there is no curve
+    clean: Tensor  # [example], with all heads, on the examples tested
+    none: Tensor  # [example], with none
     examples: list[dict[str, Any]]  # some of those tested, to be shown
     tested: list[str]  # fingerprints of the curve's examples
     backed_off: bool  # memory ran out on the way, and passes were made smaller
@@ -64,6 +66,7 @@ def run_cell(cell: Cell, model: Model, progress: Progress) -> Record:
         stand_in = mean_reference(model, [example.prompt for example in ranked])
     tested = ranked if asked["per_prompt"] else tested
     made, finding = None, None
+    ends: tuple[Tensor, Tensor]
     try:
         made = curve(
             model,
@@ -79,13 +82,16 @@ def run_cell(cell: Cell, model: Model, progress: Progress) -> Record:
             quick=asked["orders"] < MIN_ORDERS,
             progress=progress,
         )
+        ends = made.clean, made.none
     except NoEffect as nothing:
         finding = str(nothing)
+        ends = nothing.clean, nothing.none
     return to_record(
         Found(
             scores,
             made,
             finding,
+            *ends,
             [example.as_dict() for example in tested[:_SHOWN]],
             [example.fingerprint for example in tested],
             model.back_offs > backed_off,
@@ -109,7 +115,7 @@ def work(cell: Cell, n_heads: int) -> Work:
 # ranked_clean                      ioi-17   the measure with all heads, on the ranking's prompts
 # curve                   14        ioi-18   the measure with the 14 best heads kept
 # random, matched  0      14        ioi-18   the same by a random order
-# clean, none                       ioi-18   with all heads, with none
+# clean, none                       1f0c9a.. with all heads, with none; the example's fingerprint
 
 
 def to_record(found: Found) -> Record:
@@ -155,7 +161,8 @@ def to_record(found: Found) -> Record:
                     example=np.tile(tested, values.shape[0] * values.shape[1]),
                 )
             )
-        parts += [_part(name, getattr(made, name), example=tested) for name in ("clean", "none")]
+    prints = np.array(found.tested)
+    parts += [_part(name, getattr(found, name), example=prints) for name in ("clean", "none")]
     table = pd.concat(parts, ignore_index=True)
     for column in ("part", "head", "example"):
         table[column] = table[column].astype("category")
@@ -174,6 +181,7 @@ def from_record(record: Record) -> Found:
         scores = HeadScores(
             **known, values=values.view(layers, -1, n), clean=_values(parts["ranked_clean"])
         )
+        clean, none = _values(parts["clean"]), _values(parts["none"])
         made = None
         if about["curve"] is not None:
             known = about["curve"]
@@ -183,13 +191,15 @@ def from_record(record: Record) -> Found:
                 values=_values(parts["curve"]).view(-1, n),
                 random=_values(parts["random"]).view(-1, ks, n),
                 matched=_values(parts["matched"]).view(-1, ks, n),
-                clean=_values(parts["clean"]),
-                none=_values(parts["none"]),
+                clean=clean,
+                none=none,
             )
         return Found(
             scores,
             made,
             about["finding"],
+            clean,
+            none,
             about["examples"],
             about["tested"],
             about["backed_off"],

@@ -71,5 +71,6 @@ def _agreement(a: Line, b: Line) -> str:
     ):
         return "the same scores"
     rho = spearmanr(a.scores.score.flatten(), b.scores.score.flatten()).statistic
-    shared = len(set(a.scores.order()[:_BEST]) & set(b.scores.order()[:_BEST]))
-    return f"rank correlation {rho:.2f}, {shared} of the best {_BEST}"
+    best = min(_BEST, max(1, a.n_heads // 4))
+    shared = len(set(a.scores.order()[:best]) & set(b.scores.order()[:best]))
+    return f"rank correlation {rho:.2f}, {shared} of the best {best}"

@@ -50,8 +50,9 @@ def draw(
             axis.set_xlabel("number of heads kept")
         axes[0, 0].set_ylim(bottom=min(-0.1, axes[0, 0].get_ylim()[0]))
         figure.tight_layout()
-        _legend(figure, colours)
-        add_caption(figure, _caption(lines))
+        marked = bool({number["task"] for number in published} & set(tasks))
+        _legend(figure, colours, marked)
+        add_caption(figure, _caption(lines, marked))
     return figure
 
 
@@ -77,7 +78,7 @@ def _panel(
     axis.axhline(0, color="black", lw=0.4)
     _mark_crossings(axis, drawn, colours, level, is_pair)
     _mark_published(axis, drawn, published)
-    gone = [f"{line.model}: no effect to explain" for line in lines if line.finding]
+    gone = [f"{_fitting(line.model)}:\nno effect to explain" for line in lines if line.finding]
     if gone:
         axis.text(
             *(0.98, 0.04),
@@ -99,13 +100,13 @@ def _mark_crossings(
         found = multiplier(lines[0], lines[1], level)
         ends = sorted(line.crossing(level) or 0 for line in lines)
         if found.value is not None:
-            axis.plot(ends, [level, level], color="black", lw=1, ls=(0, (3, 2)), zorder=4)
+            axis.axhline(level, color=GREY, lw=0.5, ls=(0, (1, 2)))
+            axis.plot(ends, [level, level], color="black", lw=1.2, ls=(0, (3, 2)), zorder=4)
             axis.annotate(
-                f"{found.value:.1f}x",
-                (sum(ends) / 2, level),
-                xytext=(0, 3),
+                f"{found.value:.1f}x ({found.low:.1f} to {found.high:.1f})",
+                (max(ends), level),
+                xytext=(4, -11),
                 textcoords="offset points",
-                ha="center",
                 fontsize=8,
             )
             return
@@ -151,26 +152,34 @@ def _mark_published(axis: Axes, lines: Sequence[Line], published: list[Any]) -> 
             )
 
 
-def _legend(figure: Figure, colours: dict[str, str]) -> None:
+def _legend(figure: Figure, colours: dict[str, str], with_marks: bool) -> None:
     handles = [
-        Line2D([], [], color=colour, lw=1.6, label=model) for model, colour in colours.items()
+        Line2D([], [], color=colour, lw=1.6, label=_fitting(model))
+        for model, colour in colours.items()
     ]
-    handles += [
-        Line2D([], [], color=GREY, ls="--", lw=0.9, label="its random orders"),
+    handles.append(Line2D([], [], color=GREY, ls="--", lw=0.9, label="its random orders"))
+    marks = [
         Line2D([], [], color=GREY, marker="o", mfc="none", ls="", ms=5, label="published, dense"),
         Line2D([], [], color=GREY, marker="D", mfc="none", ls="", ms=5, label="published, sparse"),
     ]
+    handles += marks if with_marks else []
     figure.legend(
         handles=handles,
         loc="lower left",
         bbox_to_anchor=(0.01, 1.0),
-        ncols=min(len(handles), 6),
+        ncols=max(1, min(len(handles), int(figure.get_figwidth() / 1.7))),
         frameon=False,
         fontsize=7.5,
     )
 
 
-def _caption(lines: Sequence[Line]) -> str:
+def _fitting(name: str, most: int = 28) -> str:
+    """A long name with its middle left out."""
+    half = (most - 1) // 2
+    return name if len(name) <= most else f"{name[:half]}…{name[-half:]}"
+
+
+def _caption(lines: Sequence[Line], with_marks: bool) -> str:
     first = next((line for line in lines if not line.finding), None)
     if first is None:
         return "No model does any of these tasks."
@@ -180,12 +189,16 @@ def _caption(lines: Sequence[Line]) -> str:
         f"{model} {n}" for model, n in dict.fromkeys((ln.model, ln.n_heads) for ln in lines)
     )
     each = ", an order for each prompt" if curve.per_prompt else ""
+    marks = (
+        " Grey marks: published numbers (arXiv 2512.05865), for other models at their share of "
+        "the heads."
+    )
     return (
         f"Heads: {heads}. Ranked by {first.method}{each}; the others' outputs from the reference "
         f"{curve.reference}; n = {' to '.join(map(str, dict.fromkeys((numbers[0], numbers[-1]))))} "
         f"prompts, {curve.sample}; seeds {', '.join(map(str, first.seeds))}. Bands: 95 % bootstrap "
-        f"over prompts; dashed: mean of {len(first.random)} random orders. Grey marks: published "
-        "numbers (arXiv 2512.05865), for other models at their share of the heads."
+        f"over prompts; dashed: mean of {len(first.random)} random orders."
+        f"{marks if with_marks else ''}"
     )
 
 

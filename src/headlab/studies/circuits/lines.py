@@ -88,7 +88,8 @@ class Line:
 
     def mean(self, name: str) -> float:
         """The mean over seeds of a curve's number (cpr, cmd, ...) or measure (clean, none)."""
-        values = [getattr(curve, name) for curve in self.curves]
+        ends = name in ("clean", "none")  # known where there is no curve too
+        values = [getattr(each, name) for each in (self.found if ends else self.curves)]
         return float(np.mean([torch.as_tensor(each).double().mean().item() for each in values]))
 
     # --- explained effect ---
@@ -123,25 +124,26 @@ class Line:
 
     def _at_ks(self, ks: list[int], values: Tensor) -> Tensor:
         """[row, k] at this line's ks: another seed may have looked closer elsewhere."""
-        if ks == self.ks:
-            return values
-        return torch.from_numpy(np.stack([np.interp(self.ks, ks, row) for row in values.numpy()]))
+        return _interpolated(self.ks, ks, values)
 
     @cached_property
     def random(self) -> Tensor:
         """[order, k] of `random_ks`, of all seeds"""
-        return torch.cat([curve.random_explained for curve in self.curves])
+        parts = [(curve.random_ks, curve.random_explained) for curve in self.curves]
+        return torch.cat([_interpolated(self.random_ks, *part) for part in parts])
 
     @cached_property
     def matched(self) -> Tensor:
-        return torch.cat([curve.matched_explained for curve in self.curves])
+        parts = [(curve.random_ks, curve.matched_explained) for curve in self.curves]
+        return torch.cat([_interpolated(self.random_ks, *part) for part in parts])
 
-    @property
+    @cached_property
     def random_ks(self) -> list[int]:
-        return self.curves[0].random_ks
+        return sorted({k for curve in self.curves for k in curve.random_ks})
 
     def random_at(self, k: int) -> float:
-        """What k random heads explain, between the measured numbers by a straight line."""
+        """What k random heads explain: measured at a seed's own k of the threshold, elsewhere on a
+        straight line between measured numbers."""
         return float(np.interp(k, self.random_ks, self.random.mean(0).numpy()))
 
     # --- how many heads ---
@@ -176,6 +178,13 @@ class Line:
             ks = np.array([self.n_heads if k is None else k for k in found])
             self._resampled_crossings[level] = ks
         return self._resampled_crossings[level]
+
+
+def _interpolated(wanted: list[int], ks: list[int], values: Tensor) -> Tensor:
+    """[row, k] at the wanted ks."""
+    if ks == wanted:
+        return values
+    return torch.from_numpy(np.stack([np.interp(wanted, ks, row) for row in values.numpy()]))
 
 
 def _distinct(prints: list[list[str]]) -> tuple[list[str], list[Tensor]]:

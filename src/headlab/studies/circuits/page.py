@@ -12,7 +12,7 @@ import torch
 
 from headlab.aliases import ALIASES
 from headlab.curves import MIN_ORDERS
-from headlab.figures import save_head_map
+from headlab.figures import save_head_map, save_table
 from headlab.files import write_whole
 from headlab.report import render
 from headlab.studies.cells import labels, slug
@@ -93,6 +93,8 @@ def _draw(run: Run, spec: CircuitsSpec, lines: list[Line]) -> list[dict[str, str
                 own, _present(spec, own), spec.threshold, published()["numbers"], folder, name
             )
             drawn.append((name, f"Explained effect against heads kept, ranked by {method}"))
+    if lines:
+        save_table(_numbers(spec, lines), folder, "numbers")
     for line in lines:
         name = "head-map-" + "-".join(slug(word) for word in _key(line))
         twins = sum(each.startswith(name) for each, _ in drawn)  # names that differ by signs only
@@ -103,6 +105,26 @@ def _draw(run: Run, spec: CircuitsSpec, lines: list[Line]) -> list[dict[str, str
         {"name": name, "alt": alt, **{e: f"figures/{name}.{e}" for e in ("png", "pdf", "csv")}}
         for name, alt in drawn
     ]
+
+
+def _numbers(spec: CircuitsSpec, lines: list[Line]) -> list[dict[str, Any]]:
+    """The report's table of numbers, a row a line."""
+    rows = []
+    for line in lines:
+        row: dict[str, Any] = {"model": line.model, "task": line.task, "method": line.method}
+        row |= {"measure": line.measure, "prompts": line.n, "heads": line.n_heads}
+        row |= {"clean": line.mean("clean"), "none": line.mean("none")}
+        for level in sorted({*_LEVELS, spec.threshold}):
+            ends = line.crossing_interval(level) if line.curves else (None, None)
+            name = f"k{_percent(level)}"
+            row[name] = line.crossing(level) if line.curves else None
+            row[f"{name}_low"], row[f"{name}_high"] = ends
+        k = line.crossing(spec.threshold) if line.curves else None
+        row["random_at_k"] = None if k is None else line.random_at(k)
+        for name in ("cpr", "cmd", "random_cpr", "matched_cpr", "beats_random", "beats_matched"):
+            row[name] = line.mean(name) if line.curves else None
+        rows.append({**row, "finding": line.finding})
+    return rows
 
 
 def _key(line: Line) -> tuple[str, str, str]:
@@ -139,10 +161,13 @@ def _lead(spec: CircuitsSpec, lines: list[Line]) -> list[str]:
             continue
         each = [curve.crossing(level) for curve in line.curves]
         seeds = f" (by seed {', '.join(map(_or_none, each))})" if len(each) > 1 else ""
+        beside = f"; as many random heads explain {round(100 * line.random_at(k))} %"
+        hardly = (high or line.n_heads) - (low or 0) > line.n_heads / 2
         told.append(
             f"{where}: {k} of {line.n_heads} heads (95 % interval {_or_none(low)} to "
-            f"{_or_none(high)}) explain {100 * level:g} % of the effect{seeds}; as many random "
-            f"heads explain {round(100 * line.random_at(k))} %."
+            f"{_or_none(high)}) explain {100 * level:g} % of the effect{seeds}"
+            f"{'' if line.method == 'random' else beside}"
+            f"{f'; {line.n} prompts hardly tell' if hardly else ''}."
         )
     for dense, sparse in _present(spec, lines):
         for one in lines:
@@ -170,16 +195,26 @@ def _or_none(k: int | None) -> str:
     return "none" if k is None else str(k)
 
 
+def warnings(run: Run) -> list[str]:
+    return _warnings(run, run.spec, read_lines(run))  # type: ignore[arg-type]
+
+
 def _warnings(run: Run, spec: CircuitsSpec, lines: list[Line]) -> list[str]:
     told = []
     failed = [cell for cell in run.cells if run.status(cell) == "failed"]
     missing = [cell for cell in run.cells if run.status(cell) == "missing"]
     if failed:
-        told.append(f"{len(failed)} of {len(run.cells)} cells failed; the table of cells says why.")
+        told.append(f"{len(failed)} of {len(run.cells)} cells failed.")
+        reasons = dict.fromkeys((run.known(cell)["reason"], cell.says) for cell in failed)
+        told += [f"{says}: {reason}" for reason, says in list(reasons)[:3]]
     if missing:
         told.append(
             f"{len(missing)} of {len(run.cells)} cells are not done yet; headlab resume goes on."
         )
+    fewer = {line.task: line.n for line in lines if 0 < line.n < spec.n}
+    if fewer and not spec.per_prompt:
+        each = ", ".join(f"{task} {n}" for task, n in fewer.items())
+        told.append(f"{spec.n} prompts were asked for, and fewer were there to test on: {each}.")
     if spec.orders < MIN_ORDERS:
         told.append(
             f"{spec.orders} random orders are a quick look; at least {MIN_ORDERS} stand behind a "
@@ -242,7 +277,9 @@ def _data(spec: CircuitsSpec, lines: list[Line]) -> dict[str, Any]:
             for found in all_multipliers(lines, spec.threshold)
         ],
         "published": [
-            {**number, "source": published()["paper"]} for number in published()["numbers"]
+            {**number, "source": published()["paper"]}
+            for number in published()["numbers"]
+            if number["task"] in tasks
         ],
     }
 
@@ -259,8 +296,8 @@ def _line_data(line: Line, threshold: float) -> dict[str, Any]:
         "n_heads": line.n_heads,
         "sample": line.curves[0].sample if line.curves else "",
         "measure": line.measure,
-        "clean": line.mean("clean") if line.curves else float(scores.clean.mean()),
-        "none": line.mean("none") if line.curves else None,
+        "clean": line.mean("clean"),
+        "none": line.mean("none"),
         "noise_floor": scores.noise_floor,
         "finding": line.finding,
         "curve": _curve_data(line, threshold) if line.curves else None,
