@@ -22,10 +22,10 @@ Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 
 def as_model(name: str, info: ValidationInfo) -> str:
     """A model's name; a folder or file by its absolute path, whatever the study lies beside."""
-    from headlab.loading import resolve
-
     if name in ALIASES or _is_stored(info):
         return name
+    from headlab.loading import resolve
+
     beside = _path(name, info)
     if beside.exists():
         name = str(beside)
@@ -39,10 +39,12 @@ def as_model(name: str, info: ValidationInfo) -> str:
 
 def _task(name: str, info: ValidationInfo) -> str:
     """A task's name; a file by its absolute path, its lines read and found right."""
+    if _is_stored(info):
+        return name
     from headlab.tasks import TASKS, find_task
     from headlab.tasks.jsonl import read_examples
 
-    if name in TASKS or _is_stored(info):
+    if name in TASKS:
         return name
     path = _path(name, info)
     if not path.is_file():

@@ -27,9 +27,9 @@ def _split(value: Any) -> Any:
 
 
 def _measure(name: str | None) -> str | None:
-    from headlab.measures import find_measure
-
     if name is not None:
+        from headlab.measures import find_measure
+
         said(lambda: find_measure(name))
     return name
 
