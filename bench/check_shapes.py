@@ -41,6 +41,16 @@ SHAPES = {
         head_dim=64,
         tie_word_embeddings=True,
     ),
+    "llama-3.2-3b": lambda: hf.LlamaConfig(
+        vocab_size=128256,
+        hidden_size=3072,
+        intermediate_size=8192,
+        num_hidden_layers=28,
+        num_attention_heads=24,
+        num_key_value_heads=8,
+        head_dim=128,
+        tie_word_embeddings=True,
+    ),
     "llama-3.1-8b": lambda: hf.LlamaConfig(
         vocab_size=128256,
         hidden_size=4096,

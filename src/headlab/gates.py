@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -32,10 +32,27 @@ def gate_heads(z: Tensor, g: Tensor, r: Tensor | None) -> Tensor:
     g = g.to(device=z.device, dtype=wide)
     if r is None and not (torch.is_grad_enabled() and (g.requires_grad or z.requires_grad)):
         return torch.mul(g, z, out=torch.empty_like(z))  # in `wide` as below, in one kernel
-    gated = g * z.to(wide)
-    if r is not None:
-        gated = gated + (1 - g) * r.to(device=z.device, dtype=wide)
+    if r is None:
+        return _Scaled.apply(z, g)  # type: ignore[no-untyped-call]
+    gated = g * z.to(wide) + (1 - g) * r.to(device=z.device, dtype=wide)
     return gated.to(z.dtype)
+
+
+class _Scaled(torch.autograd.Function):
+    """g·z where gradients are wanted: nothing wide is kept for the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, g: Tensor) -> Tensor:
+        ctx.save_for_backward(z, g)
+        return torch.mul(g, z, out=torch.empty_like(z))
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        (slope,) = slopes
+        z, g = ctx.saved_tensors
+        dz = torch.mul(g, slope, out=torch.empty_like(slope)) if ctx.needs_input_grad[0] else None
+        dg = (slope.to(g.dtype) * z).sum_to_size(g.shape) if ctx.needs_input_grad[1] else None
+        return dz, dg
 
 
 class Gates:

@@ -87,12 +87,13 @@ def rotate(
     own: Rotary, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *rest: Any, **named: Any
 ) -> tuple[Tensor, Tensor]:
     """q and k turned by their positions, half against half; anything unusual by the model's own."""
-    plain = not rest and not named and not (torch.is_grad_enabled() and q.requires_grad)
-    if not plain or {x.dtype for x in (q, k, cos, sin)} != {q.dtype} or cos.shape[-1] % 2:
+    if rest or named or {x.dtype for x in (q, k, cos, sin)} != {q.dtype} or cos.shape[-1] % 2:
         return own(q, k, cos, sin, *rest, **named)
     if not q.shape[-1] == k.shape[-1] == cos.shape[-1]:  # only a part of each head is turned
         return own(q, k, cos, sin)
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)  # [row, 1, position, width]
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
+        return _Turned.apply(q, cos, sin), _Turned.apply(k, cos, sin)  # type: ignore[no-untyped-call]
     return _turn(q, cos, sin), _turn(k, cos, sin)
 
 
@@ -105,6 +106,20 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     turned[..., :half].addcmul_(high, sin[..., :half], value=-1)
     turned[..., half:].addcmul_(low, sin[..., half:])
     return turned
+
+
+class _Turned(torch.autograd.Function):
+    """Where gradients are wanted: the way back turns the other way."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _turn(x, cos, sin)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _turn(slopes[0], cos, -sin.roll(sin.shape[-1] // 2, -1)), None, None
 
 
 def find_rotary(model: Model) -> Rotary | None:

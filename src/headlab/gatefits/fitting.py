@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from headlab.errors import HeadlabError
 from headlab.examples import Example
 from headlab.gatefits.rows import Rows, order_of
 from headlab.gates import AXES, ZERO, Gates, Reference
+from headlab.kernels import few_kernels
 
 if TYPE_CHECKING:
     from headlab.engine import Progress
@@ -35,6 +37,7 @@ CLAMP = 4.0  # beyond, a gate is as good as 0 or 1 and is pushed no further
 PHASES = ("free", "plus", "minus")
 _BETAS, _EPS = (0.9, 0.999), 1e-8  # Adam's own
 _KEEP = 10  # updates between two points of a trajectory
+_LARGEST = 2**17  # tokens in a pass on a GPU
 _GRAPH = 4  # a pass that is differentiated keeps about this many times more than one that is not
 
 
@@ -211,7 +214,10 @@ class _Work:
     ):
         self.model, self.rows, self.schedule = model, rows, schedule
         self._reference = reference
-        self._tokens = (budget or find_budget(model)) // (1 if budget else _GRAPH)
+        self._tokens = budget or graph_budget(model, rows)
+
+    def _kernels(self) -> AbstractContextManager[None]:
+        return few_kernels(self.model) if self.model.device.type == "cuda" else nullcontext()
 
     def update(self, state: State, fits: list[tuple[str, int]]) -> None:
         """One Adam step of every fit."""
@@ -251,7 +257,7 @@ class _Work:
         losses = torch.zeros(len(logits), device=logits.device)
         slope = torch.zeros_like(logits)
         for drawn in self.rows.draw(numbers, self._tokens):
-            with torch.enable_grad():
+            with torch.enable_grad(), self._kernels():
                 gates = at.sigmoid()
                 owners = drawn.numbers // batch  # [row], the fit
                 each = Gates(gates[owners][None, :, :, :, None], " ".join(AXES))
@@ -263,6 +269,27 @@ class _Work:
             slope += part
             losses.index_add_(0, owners[drawn.rows], share.detach())
         return losses, slope
+
+
+def graph_budget(model: Model, rows: Rows) -> int:
+    """Tokens in a pass that is differentiated: on a GPU what a small one takes, scaled to two
+    thirds of what is free."""
+    if model.device.type != "cuda":
+        return find_budget(model) // _GRAPH
+    longest = np.argsort(-rows.lengths)[:8]
+    gates = torch.ones(len(longest), model.n_layers, model.n_heads, device=model.device)
+    gates = gates.requires_grad_()
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info(model.device)
+    before = torch.cuda.memory_allocated(model.device)
+    torch.cuda.reset_peak_memory_stats(model.device)
+    (drawn,) = rows.draw(longest, 10**9)
+    with torch.enable_grad(), model.gated(Gates(gates[None, :, :, :, None], " ".join(AXES))):
+        found = model.logits_at(drawn.tokens, drawn.rows, drawn.positions)
+        torch.autograd.grad(cross_entropy(found.float(), drawn.targets), gates)
+    taken = torch.cuda.max_memory_allocated(model.device) - before
+    per_token = taken / drawn.tokens.ids.numel()
+    return max(256, min(_LARGEST, int(free * 2 / 3 / per_token)))
 
 
 def alone(fit: GateFit, number: int) -> GateFit:
