@@ -58,7 +58,7 @@ def test_a_cell_is_the_ranking_and_the_curve_that_the_library_gives(lab):
     (cell,) = spec_of(lab).cells()
     model = planted()
     model.name = cell.model
-    found = from_record(run_cell(cell, model, lambda _: None))
+    found = from_record(run_cell(cell, model, lambda _: None, Path()))
     ranked = headlab.make_examples(model, cell.task, 16, 0, "rank")
     tested = headlab.make_examples(model, cell.task, 16, 0, "curve")
     scores = headlab.rank(model, ranked, "patch", task=cell.task)
@@ -112,8 +112,8 @@ def test_memory_that_ran_out_is_recorded(lab):
     def back_off(_):
         model.back_offs += 1
 
-    assert from_record(run_cell(cell, model, back_off)).backed_off
-    assert not from_record(run_cell(cell, model, lambda _: None)).backed_off
+    assert from_record(run_cell(cell, model, back_off, Path())).backed_off
+    assert not from_record(run_cell(cell, model, lambda _: None, Path())).backed_off
 
 
 def test_a_record_holds_all_that_was_found():
@@ -494,7 +494,7 @@ def test_a_dry_run_prints_the_cells_and_runs_nothing(lab, tmp_path, monkeypatch)
 def test_the_progress_counts_to_about_its_end(lab):
     counted = []
     (cell,) = spec_of(lab).cells()
-    run_cell(cell, headlab.load(str(lab / "m")), counted.append)
+    run_cell(cell, headlab.load(str(lab / "m")), counted.append, Path())
     expected = work(cell, 8).pairs * 12 / 16  # the file has 12 for each half
     assert 0.5 * expected <= sum(counted) <= 1.2 * expected
 

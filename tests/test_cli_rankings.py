@@ -42,6 +42,9 @@ def test_tasks_are_listed_and_shown(folder, paired):
         "ioi-long",
         "greater-than",
         "docstring",
+        "syntax",
+        "commonsense",
+        "math",
     ]
     shown = run("tasks", "show", paired, "--model", folder, "--n", "2").stdout
     assert "the cat gave the" in shown

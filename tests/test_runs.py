@@ -157,9 +157,9 @@ def test_a_resumed_run_keeps_its_token_budget(lab, tmp_path, monkeypatch):
     done.path_of(done.cells[0]).unlink()
     seen = []
 
-    def watched(cell, model, progress):
+    def watched(cell, model, progress, scratch):
         seen.append(model.budget)
-        return circuits.cell.run_cell(cell, model, progress)
+        return circuits.cell.run_cell(cell, model, progress, scratch)
 
     monkeypatch.setattr(circuits, "STUDY", dataclasses.replace(circuits.STUDY, run_cell=watched))
     run_study(Run.read(done.folder))

@@ -222,7 +222,7 @@ def _from_record(record: dict[str, Any], path: Path) -> HeadScores:
         reference=str(record["reference"]),
         examples=[str(name) for name in record["examples"]],
         values=values,
-        clean=torch.tensor([float(record["clean"])]),
+        clean=torch.tensor([float("nan" if record["clean"] is None else record["clean"])]),
         noise_floor=record["noise_floor"],
         scale=float(record["scale"]),
         is_distance=bool(record["is_distance"]),

@@ -19,6 +19,7 @@ import io
 import json
 import re
 import shlex
+import shutil
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -84,7 +85,7 @@ class Run:
         """Nothing is there, or what a run leaves that was stopped before it could say its study."""
         if not self.folder.exists():
             return True
-        ours = {".lock", "manifest.json", "cells", "figures"}
+        ours = {".lock", "manifest.json", "cells", "figures", "scratch"}
         return self.folder.is_dir() and all(
             (path.name in ours and not (path.is_dir() and any(path.iterdir())))
             or _PART.fullmatch(path.name)
@@ -114,7 +115,7 @@ class Run:
         """Only one process at a time writes to a run. Gone with the process, however it ends."""
         with _says_why(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-            for name in (".lock", "cells", "figures"):
+            for name in (".lock", "cells", "figures", "scratch"):
                 if (self.folder / name).is_symlink():
                     raise HeadlabError(
                         f"{self.folder / name} is a link; a run's files lie in its own folder"
@@ -204,6 +205,21 @@ class Run:
         with _says_why(self.folder):
             write_whole(self.path_of(cell), buffer.getvalue())
         self.note(cell, seconds=round(seconds, 3))
+
+    @contextlib.contextmanager
+    def scratch(self, cell: Cell) -> Iterator[Path]:
+        """A folder for a cell's unfinished work: there again when the run goes on."""
+        folder = self.folder / "scratch" / cell.id
+        with _says_why(self.folder):
+            if (self.folder / "scratch").is_symlink() or folder.is_symlink():
+                raise HeadlabError(f"{folder} is a link; a run's files lie in its own folder")
+        yield folder
+
+    def clear(self, cell: Cell) -> None:
+        """What was unfinished is done."""
+        shutil.rmtree(self.folder / "scratch" / cell.id, ignore_errors=True)
+        with contextlib.suppress(OSError):  # others may be in it
+            (self.folder / "scratch").rmdir()
 
     def read_cell(self, cell: Cell) -> Record:
         try:

@@ -8,6 +8,7 @@ from headlab.cli import (  # noqa: F401  (each adds its command)
     models,
     rank,
     run,
+    run_roles,
     runs,
     tasks,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -24,9 +24,6 @@ from headlab.cli.printing import print_json, print_scores
 from headlab.errors import HeadlabError
 from headlab.files import require_folder
 
-if TYPE_CHECKING:
-    pass
-
 
 @app.command(epilog="Example: headlab rank smollm2 ioi --method patch --n 32")
 @loads_a_model
@@ -35,7 +32,7 @@ def rank(
     task: TaskName,
     loading: dict[str, Any],
     method: Annotated[
-        str, typer.Option(help="ablate, patch, attribute or random.", show_default=True)
+        str, typer.Option(help="ablate, patch, attribute, gates or random.", show_default=True)
     ] = "patch",
     direction: Annotated[
         str, typer.Option(help="patch, attribute: noising (the clean run) or denoising.")
@@ -52,6 +49,18 @@ def rank(
     split: Annotated[
         str | None, typer.Option(help="rank, curve or all: a half that the other does not have.")
     ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Question sets: a folder with published files, or hub.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="gates: how many fits.", min=1)] = 10,
+    updates: Annotated[int | None, typer.Option(help="gates: of each fit. Default: 500")] = None,
+    batch: Annotated[int | None, typer.Option(help="gates: examples. Default: 64")] = None,
+    strength: Annotated[
+        float | None, typer.Option("--lambda", help="gates: of G+ and G-. Default: 0.1")
+    ] = None,
+    clip: Annotated[
+        float | None, typer.Option(help="gates: largest gradient norm. Default: 1")
+    ] = None,
     measure: MeasureName = None,
     seed: Seed = 0,
     top: Annotated[int, typer.Option(help="Rows of the table.", min=1)] = 10,
@@ -67,7 +76,8 @@ def rank(
     from headlab.ranking import require_method
     from headlab.tasks import find_task
 
-    require_method(method, direction, steps)
+    if method != "gates":
+        require_method(method, direction, steps)
     if format not in ("headlab", "mib"):
         raise HeadlabError(f"the format is headlab or mib, not {format!r}")
     if reference not in (None, "zero", "mean", "counterfactual"):
@@ -92,7 +102,15 @@ def rank(
     from headlab.scores import write_scores
     from headlab.tasks import make_examples
 
-    examples = make_examples(loaded, task, n, seed, split)  # type: ignore[arg-type]
+    if method == "gates" and split is None and not isinstance(found, Path):
+        split = "rank"  # what is left tests them
+    examples = make_examples(loaded, task, n, seed, split, data=data)  # type: ignore[arg-type]
+    if method == "gates":
+        from headlab.cli.gates import rank_gates
+
+        options = {"updates": updates, "batch": batch, "strength": strength, "clip": clip}
+        rank_gates(loaded, examples, task, seeds, options, reference, out, top, as_json, silent)
+        return
     chosen = measure_for(task, examples, measure)
     stand_in: Any = reference
     if reference == "mean":

@@ -113,7 +113,7 @@ def run_circuits(
     from headlab.studies.spec import make_spec
 
     lists = {"models": models, "tasks": tasks, "pairs": pairs, "methods": methods, "seeds": seeds}
-    given: dict[str, Any] = {name: _words(text) for name, text in lists.items() if text is not None}
+    given: dict[str, Any] = {name: words(text) for name, text in lists.items() if text is not None}
     single = {
         "size": size,
         "n": n,
@@ -156,7 +156,7 @@ def run_file(
     lists = {"models": models, "tasks": tasks}
     changes: dict[str, Any] = {k: _absolute(text) for k, text in lists.items() if text is not None}
     if seeds is not None:
-        changes["seeds"] = _words(seeds)
+        changes["seeds"] = words(seeds)
     if size is not None:
         changes["size"] = size
     for each in set_ or []:
@@ -263,7 +263,7 @@ def execute(run: Run, device: str | None, trust_remote_code: bool, quiet: bool) 
         )
 
 
-def _words(text: str) -> list[str]:
+def words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
@@ -275,5 +275,5 @@ def _absolute(text: str) -> list[str]:
         str(Path(word).absolute())
         if word not in {*ALIASES, *TASKS} and Path(word).exists()
         else word
-        for word in _words(text)
+        for word in words(text)
     ]

@@ -28,13 +28,13 @@ def list_tasks(context: typer.Context, as_json: AsJson = False) -> None:
     from headlab.tasks import TASKS
 
     if as_json:
-        fields = ("name", "says", "example", "measure")
+        fields = ("name", "says", "example", "measure", "size", "paired")
         print_json([{field: getattr(task, field) for field in fields} for task in TASKS.values()])
         return
     table = new_table("task", "size", "measure", "what it asks")
     for task in TASKS.values():
         said = f"{escape(task.says)}\n[dim]{escape(task.example)}[/]"
-        table.add_row(task.name, "any", task.measure, said)
+        table.add_row(task.name, task.size, task.measure, said)
     table.add_row(
         "FILE.jsonl",
         "its lines",
@@ -55,6 +55,9 @@ def show(
     ] = "smollm2",
     n: Annotated[int, typer.Option(help="How many.", min=1)] = 5,
     seed: Annotated[int, typer.Option(help="Of the random choices.")] = 0,
+    data: Annotated[
+        str | None, typer.Option(help="Question sets: a folder with published files, or hub.")
+    ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -66,7 +69,7 @@ def show(
         from headlab.loading import load_texts
         from headlab.tasks import make_examples
 
-        examples = make_examples(load_texts(model), task, n, seed)
+        examples = make_examples(load_texts(model), task, n, seed, data=data)
     if as_json:
         print_json([example.as_dict() for example in examples])
         return

@@ -156,8 +156,9 @@ const headlab = (() => {
     };
   };
 
-  // A head map: layers from left to right, heads from top to bottom.
-  const headMap = ({ model, task, score, low, high, floor, cell, ranks, measure, top = 5 }) => {
+  // A head map: layers from left to right, heads from top to bottom. A study whose maps are not of signed scores says
+  // how a cell looks (paint: name, colour, strength, says), what its tip tells, and what stands below (scale, tops).
+  const headMap = ({ model, task, score, low, high, floor, cell, ranks, measure, top = 5, paint, tip, scale, tops: named }) => {
     const layers = score.length, heads = score[0].length;
     const limit = Math.max(...score.flat().map(value => Math.abs(value ?? 0))) || 1;
     const digits = digitsFor(limit), left = 24, below = 17, gap = cell > 9 ? 1 : 0;
@@ -170,9 +171,10 @@ const headlab = (() => {
     const interval = (layer, head) => span(low?.[layer]?.[head], high?.[layer]?.[head], value => signed(value, digits));
     score.forEach((row, layer) => row.forEach((value, head) => {
       const name = headName(layer, head), x = left + layer * cell, y = head * cell + 1;
-      const rect = svg("rect", { class: `cell ${value < 0 ? "neg" : "pos"}`, x: x + gap / 2, y: y + gap / 2, width: cell - gap, height: cell - gap,
-        "fill-opacity": (Math.abs(value ?? 0) / limit).toFixed(3), tabindex: -1, role: "button", "aria-pressed": "false",
-        "aria-label": `${name}, ${signed(value, digits)}, rank ${ranks.named.get(name).rank}`, data: { head: name } });
+      const look = paint?.(layer, head);
+      const rect = svg("rect", { class: `cell ${look ? look.name : value < 0 ? "neg" : "pos"}`, style: look && { fill: look.colour }, x: x + gap / 2, y: y + gap / 2, width: cell - gap, height: cell - gap,
+        "fill-opacity": (look ? look.strength : Math.abs(value ?? 0) / limit).toFixed(3), tabindex: -1, role: "button", "aria-pressed": "false",
+        "aria-label": look ? `${name}, ${look.says}` : `${name}, ${signed(value, digits)}, rank ${ranks.named.get(name).rank}`, data: { head: name } });
       cells.push(rect);
       if (known(floor) && Math.abs(value ?? 0) <= floor) marks.append(svg("circle", { class: "noise", cx: x + cell / 2, cy: y + cell / 2, r: Math.max(.8, Math.min(1.6, cell / 9)) }));
     }));
@@ -185,7 +187,7 @@ const headlab = (() => {
     const tell = rect => {
       const { value, rank, layer, head, name } = ranks.named.get(rect.dataset.head), box = rect.getBoundingClientRect();
       const between = interval(layer, head);
-      showTip(box.right, box.bottom, [
+      showTip(box.right, box.bottom, tip ? tip(layer, head) : [
         el("div", { class: "top" }, name),
         el("div", {}, `${signed(value, digits)} ${measure}`),
         between && el("div", { class: "soft" }, `95 % interval ${between}`),
@@ -212,7 +214,7 @@ const headlab = (() => {
     });
     rove(cells[0]);
 
-    const largest = [...ranks.order].sort((a, b) => Math.abs(b.value ?? 0) - Math.abs(a.value ?? 0)).slice(0, top);
+    const largest = named || [...ranks.order].sort((a, b) => Math.abs(b.value ?? 0) - Math.abs(a.value ?? 0)).slice(0, top);
     const tops = largest.map(({ name, value }) =>
       el("button", { type: "button", class: "head", data: { head: name }, title: signed(value, digits), click: () => pick(model, name) }, name));
     const hold = now => {
@@ -225,7 +227,7 @@ const headlab = (() => {
     };
     hold(picked);
     const under = el("div", { class: "under", style: { "padding-left": `${left}px` } },
-      el("span", { class: "scale" }, fixed(-limit, digits), el("i"), signed(limit, digits)), el("span", { class: "tops" }, tops));
+      scale || el("span", { class: "scale" }, fixed(-limit, digits), el("i"), signed(limit, digits)), el("span", { class: "tops" }, tops));
     return { root, under, hold, width };
   };
 

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from headlab.studies.cells import Cell, Record
     from headlab.studies.spec import Spec
 
-STUDIES = {"circuits": "how few heads explain the effect?"}
+STUDIES = {
+    "circuits": "how few heads explain the effect?",
+    "roles": "which heads help, hurt, or do nothing?",
+}
 
 
 class Work(NamedTuple):
@@ -42,7 +45,7 @@ class Study:
     Spec: type[Spec]
     cells: Callable[[Any], list[Cell]]  # of a spec, those of a model beside each other
     work: Callable[[Cell, int], Work]  # of a cell, given the model's number of heads
-    run_cell: Callable[[Cell, Model, Progress], Record]
+    run_cell: Callable[[Cell, Model, Progress, Path], Record]  # the folder: for unfinished work
     findings: Callable[[Run], list[str]]  # of a run, finished or not: in sentences
     warnings: Callable[[Run], list[str]]  # what a reader should know first
     write_report: Callable[[Run], Path]  # figures and page

@@ -67,6 +67,28 @@ def facts(run: Run) -> dict[str, Any]:
     }
 
 
+def run_warnings(run: Run, backed_off: bool) -> list[str]:
+    """What a reader of any study should know first."""
+    told = []
+    states = {cell: run.status(cell) for cell in run.cells}
+    failed = [cell for cell, state in states.items() if state == "failed"]
+    missing = list(states.values()).count("missing")
+    if failed:
+        told.append(f"{len(failed)} of {len(run.cells)} cells failed.")
+        reasons = dict.fromkeys((run.known(cell)["reason"], cell.says) for cell in failed)
+        told += [f"{says}: {reason}" for reason, says in list(reasons)[:3]]
+    if missing:
+        told.append(
+            f"{missing} of {len(run.cells)} cells are not done yet; headlab resume goes on."
+        )
+    if backed_off:
+        told.append("Memory ran out on the way: some passes were smaller, and last digits differ.")
+    machines = {str(session.get("machine")) for session in run.manifest["sessions"]}
+    if len(machines) > 1:
+        told.append("Cells were computed on different machines; last digits may differ.")
+    return told
+
+
 def _readable(path: Path) -> str:
     """A file's name may hold bytes that are no text."""
     return str(path).encode("utf-8", "surrogateescape").decode("utf-8", "replace")

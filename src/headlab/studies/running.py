@@ -94,12 +94,14 @@ def _run_model(
         start = time.perf_counter()
         try:
             _require_same_files(run, [cell.task])
-            record = run.study.run_cell(cell, model, listener.advanced)
+            with run.scratch(cell) as scratch:
+                record = run.study.run_cell(cell, model, listener.advanced, scratch)
         except Exception as error:
             _fail(run, cell, error, time.perf_counter() - start, listener)
             continue
         seconds = time.perf_counter() - start
         run.write(cell, record, seconds)
+        run.clear(cell)
         listener.ended(cell, seconds)
     del model
     gc.collect()

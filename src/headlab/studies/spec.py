@@ -22,11 +22,11 @@ Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 
 def as_model(name: str, info: ValidationInfo) -> str:
     """A model's name; a folder or file by its absolute path, whatever the study lies beside."""
-    if name in ALIASES or _is_stored(info):
+    if name in ALIASES or is_stored(info):
         return name
     from headlab.loading import resolve
 
-    beside = _path(name, info)
+    beside = as_path(name, info)
     if beside.exists():
         name = str(beside)
     bare, _ = split_revision(name)
@@ -39,21 +39,21 @@ def as_model(name: str, info: ValidationInfo) -> str:
 
 def _task(name: str, info: ValidationInfo) -> str:
     """A task's name; a file by its absolute path, its lines read and found right."""
-    if _is_stored(info):
+    if is_stored(info):
         return name
     from headlab.tasks import TASKS, find_task
     from headlab.tasks.jsonl import read_examples
 
     if name in TASKS:
         return name
-    path = _path(name, info)
+    path = as_path(name, info)
     if not path.is_file():
         said(lambda: find_task(name))  # says which task is nearest
     said(lambda: read_examples(path))
     return str(path)
 
 
-def _path(name: str, info: ValidationInfo) -> Path:
+def as_path(name: str, info: ValidationInfo) -> Path:
     """Beside the study file, whole. Links stay: the hub's cache is made of them."""
     try:
         given = Path(name).expanduser()
@@ -62,7 +62,7 @@ def _path(name: str, info: ValidationInfo) -> Path:
     return Path(os.path.abspath((info.context or {}).get("folder", Path()) / given))
 
 
-def _is_stored(info: ValidationInfo) -> bool:
+def is_stored(info: ValidationInfo) -> bool:
     """Of a run that is only looked at, the models and files need not be here."""
     return bool((info.context or {}).get("stored"))
 

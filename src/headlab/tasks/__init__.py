@@ -6,6 +6,7 @@ import difflib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -13,6 +14,7 @@ from headlab.errors import HeadlabError
 from headlab.examples import Example
 from headlab.tasks import docstring, greater_than, ioi
 from headlab.tasks.jsonl import read_examples
+from headlab.tasks.questions import Part, ask, find_set
 
 if TYPE_CHECKING:
     from headlab.texts import Texts
@@ -30,6 +32,22 @@ class Task:
     example: str  # one of its prompts, the answer in brackets
     measure: str
     generate: Callable[[Texts, int, int], list[Example]]  # texts, n, seed
+    size: str = "any"  # how many there are
+    paired: bool = True  # every prompt has a counterfactual
+
+
+def _asked(
+    name: str,
+    texts: Texts,
+    n: int | None,
+    seed: int,
+    part: Part = "all",
+    data: str | Path | None = None,
+) -> list[Example]:
+    """Questions after one example each: built in, from the files in a folder, or from the hub."""
+    found = find_set(name)
+    items = found.from_hub() if data == "hub" else found.items(None if data is None else Path(data))
+    return ask(items, found.instructions, n, seed, part, name=name)
 
 
 TASKS = {
@@ -63,6 +81,29 @@ TASKS = {
             "logit-diff",
             docstring.generate,
         ),
+        *(
+            Task(name, says, example, "log-prob", partial(_asked, name), size, paired=False)
+            for name, says, example, size in (
+                (
+                    "syntax",
+                    "rewrite a sentence after one example: tense, number, negation, question ...",
+                    "... Question: The boy kicks the ball. Answer:[ The boy kicked the ball.]",
+                    "3,200 or --data",
+                ),
+                (
+                    "commonsense",
+                    "which of five answers is right? its letter",
+                    "... Question: Where is milk kept cold? A: shelf ... Answer:[ C]",
+                    "304 or --data",
+                ),
+                (
+                    "math",
+                    "a word problem, solved step by step",
+                    "... Answer:[ 12 + 7 = 19. The answer is \\boxed{19}.]",
+                    "2,980 or --data",
+                ),
+            )
+        ),
     )
 }
 
@@ -86,11 +127,14 @@ def make_examples(
     seed: int = 0,
     split: Split | None = None,
     without: frozenset[str] | set[str] = frozenset(),
+    data: str | Path | None = None,
 ) -> list[Example]:
     """A task's examples: generated ones in any number, or those of a file.
 
-    A split is a half that the other does not have: of a file a random half, of a generated task
-    every second example. `without` leaves out fingerprints: examples that a ranking has used.
+    A split is a part that the other does not have: of a file a random half, of a generated task
+    every second example, of question sets nine in ten to rank on and one in ten to test on.
+    `without` leaves out fingerprints: examples that a ranking has used. `data` is for question
+    sets: a folder with published files, or "hub".
     """
     if split not in (None, "rank", "curve", "all"):
         raise HeadlabError(f"a split is rank, curve or all, not {split!r}")
@@ -101,6 +145,16 @@ def make_examples(
         examples = _half(read_examples(found), split, seed)
         examples = [example for example in examples if example.fingerprint not in without]
         return examples if n is None else examples[:n]
+    if data is not None and found.paired:
+        raise HeadlabError(f"{task} is generated; data is for question sets and .jsonl files")
+    if not found.paired:
+        part: Part = {"rank": "train", "curve": "validation"}.get(split or "", "all")  # type: ignore[assignment]
+        made = _asked(task, texts, None, seed, part, data)
+        made = [example for example in made if example.fingerprint not in without]
+        wanted = n if n is not None else (len(made) if split else DEFAULT_N)
+        if wanted > len(made):
+            raise HeadlabError(f"{task} has {len(made)} such questions; {wanted} were asked for")
+        return made[:wanted]
     n = n or DEFAULT_N
     apart = split in ("rank", "curve")
     more = n + len(without)

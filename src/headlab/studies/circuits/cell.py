@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
-import torch
 from torch import Tensor
 
 from headlab.curves import MIN_ORDERS, Curve, NoEffect, curve, expected_masks
@@ -20,6 +19,7 @@ from headlab.ranking import measure_for, rank
 from headlab.scores import HeadScores
 from headlab.studies import Work
 from headlab.studies.cells import Cell, Record
+from headlab.studies.tables import joined, part, split, values_of
 from headlab.tasks import make_examples
 
 _SHOWN = 5  # examples kept with their texts, for the report
@@ -39,7 +39,7 @@ class Found:
     backed_off: bool  # memory ran out on the way, and passes were made smaller
 
 
-def run_cell(cell: Cell, model: Model, progress: Progress) -> Record:
+def run_cell(cell: Cell, model: Model, progress: Progress, scratch: Path) -> Record:
     """Rank the heads, then keep the best of them on prompts that the ranking has not seen."""
     asked = cell.settings
     backed_off = model.back_offs
@@ -123,13 +123,13 @@ def to_record(found: Found) -> Record:
     names = np.array([str(head) for head in scores.heads])
     ids = np.array(scores.examples)
     parts = [
-        _part(
+        part(
             "score",
             scores.values.reshape(-1),
             head=np.repeat(names, len(ids)),
             example=np.tile(ids, len(names)),
         ),
-        _part("ranked_clean", scores.clean, example=ids),
+        part("ranked_clean", scores.clean, example=ids),
     ]
     about: dict[str, Any] = {
         "scores": _about(scores, _SCORES),
@@ -143,7 +143,7 @@ def to_record(found: Found) -> Record:
         about["curve"] = _about(made, _CURVE)
         tested = np.array(made.examples)
         parts.append(
-            _part(
+            part(
                 "curve",
                 made.values.reshape(-1),
                 k=np.repeat(made.ks, len(tested)),
@@ -153,7 +153,7 @@ def to_record(found: Found) -> Record:
         for name in ("random", "matched"):
             values = getattr(made, name)  # [order, k, example]
             parts.append(
-                _part(
+                part(
                     name,
                     values.reshape(-1),
                     order=np.repeat(np.arange(len(values)), values[0].numel()),
@@ -162,35 +162,33 @@ def to_record(found: Found) -> Record:
                 )
             )
     prints = np.array(found.tested)
-    parts += [_part(name, getattr(found, name), example=prints) for name in ("clean", "none")]
-    table = pd.concat(parts, ignore_index=True)
-    for column in ("part", "head", "example"):
-        table[column] = table[column].astype("category")
+    parts += [part(name, getattr(found, name), example=prints) for name in ("clean", "none")]
+    table = joined(parts)
     return Record(table, about)
 
 
 def from_record(record: Record) -> Found:
     """The scores and the curve of a record, as they were made."""
     try:
-        about, parts = record.about, dict(list(record.table.groupby("part", observed=True)))
+        about, parts = record.about, split(record.table)
         known = about["scores"]
         n = len(known["examples"])
-        values = _values(parts["score"])
+        values = values_of(parts["score"])
         heads = [Head.parse(name) for name in parts["score"]["head"].iloc[::n]]
         layers = 1 + max(head.layer for head in heads)
         scores = HeadScores(
-            **known, values=values.view(layers, -1, n), clean=_values(parts["ranked_clean"])
+            **known, values=values.view(layers, -1, n), clean=values_of(parts["ranked_clean"])
         )
-        clean, none = _values(parts["clean"]), _values(parts["none"])
+        clean, none = values_of(parts["clean"]), values_of(parts["none"])
         made = None
         if about["curve"] is not None:
             known = about["curve"]
             n, ks = len(known["examples"]), len(known["random_ks"])
             made = Curve(
                 **known,
-                values=_values(parts["curve"]).view(-1, n),
-                random=_values(parts["random"]).view(-1, ks, n),
-                matched=_values(parts["matched"]).view(-1, ks, n),
+                values=values_of(parts["curve"]).view(-1, n),
+                random=values_of(parts["random"]).view(-1, ks, n),
+                matched=values_of(parts["matched"]).view(-1, ks, n),
                 clean=clean,
                 none=none,
             )
@@ -222,16 +220,3 @@ _CURVE = (
 
 def _about(thing: Any, fields: tuple[str, ...]) -> dict[str, Any]:
     return {field: getattr(thing, field) for field in fields}
-
-
-def _part(name: str, values: Tensor, **columns: Any) -> pd.DataFrame:
-    numbers = {
-        column: np.broadcast_to(columns.get(column, -1), len(values)).astype("int32")
-        for column in ("order", "k")
-    }
-    words = {column: columns.get(column, "") for column in ("head", "example")}
-    return pd.DataFrame({"part": name, **numbers, **words, "value": values.double().numpy()})
-
-
-def _values(part: pd.DataFrame) -> Tensor:
-    return torch.from_numpy(part["value"].to_numpy(dtype=np.float64).copy())

@@ -18,7 +18,7 @@ from headlab.report import render
 from headlab.studies.cells import labels, slug
 from headlab.studies.circuits.figure import save_figure
 from headlab.studies.circuits.lines import Line, all_multipliers, multiplier, read_lines
-from headlab.studies.facts import asked, cite, facts
+from headlab.studies.facts import asked, cite, facts, run_warnings
 from headlab.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -200,17 +200,7 @@ def warnings(run: Run) -> list[str]:
 
 
 def _warnings(run: Run, spec: CircuitsSpec, lines: list[Line]) -> list[str]:
-    told = []
-    failed = [cell for cell in run.cells if run.status(cell) == "failed"]
-    missing = [cell for cell in run.cells if run.status(cell) == "missing"]
-    if failed:
-        told.append(f"{len(failed)} of {len(run.cells)} cells failed.")
-        reasons = dict.fromkeys((run.known(cell)["reason"], cell.says) for cell in failed)
-        told += [f"{says}: {reason}" for reason, says in list(reasons)[:3]]
-    if missing:
-        told.append(
-            f"{len(missing)} of {len(run.cells)} cells are not done yet; headlab resume goes on."
-        )
+    told = run_warnings(run, any(each.backed_off for line in lines for each in line.found))
     fewer = {line.task: line.n for line in lines if 0 < line.n < spec.n}
     if fewer and not spec.per_prompt:
         each = ", ".join(f"{task} {n}" for task, n in fewer.items())
@@ -222,11 +212,6 @@ def _warnings(run: Run, spec: CircuitsSpec, lines: list[Line]) -> list[str]:
         )
     if spec.per_prompt:
         told.append("Heads were ranked on the very prompts they are tested on: in-sample.")
-    if any(each.backed_off for line in lines for each in line.found):
-        told.append("Memory ran out on the way: some passes were smaller, and last digits differ.")
-    machines = {str(session.get("machine")) for session in run.manifest["sessions"]}
-    if len(machines) > 1:
-        told.append("Cells were computed on different machines; last digits may differ.")
     return told
 
 

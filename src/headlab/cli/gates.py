@@ -1,0 +1,125 @@
+"""headlab rank --method gates"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
+
+from headlab.cli.app import err, out
+from headlab.cli.options import progress
+from headlab.cli.printing import new_table, print_json
+
+if TYPE_CHECKING:
+    from headlab.examples import Example
+    from headlab.gatefits import Roles
+    from headlab.model import Model
+
+
+def rank_gates(
+    model: Model,
+    examples: list[Example],
+    task: str,
+    seeds: int,
+    schedule: dict[str, Any],
+    reference: str | None,
+    path: Path,
+    top: int,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Fit gates, name every head's role, and leave all of it beside `path`."""
+    from headlab.gatefits import Roles, Schedule, fit_gates
+    from headlab.gatefits.figures import save_fit_figures
+    from headlab.gatefits.files import read_state, write_fit, write_state
+    from headlab.gates import ZERO, mean_reference
+    from headlab.scores import write_scores
+
+    chosen = Schedule(**{name: value for name, value in schedule.items() if value is not None})
+    stand_in = ZERO
+    if reference == "mean":
+        stand_in = mean_reference(model, [example.prompt for example in examples])
+    kept = path.with_name(f"{path.stem}-fit.part.safetensors")
+    key = {
+        "model": model.name,
+        "task": task,
+        "examples": [example.fingerprint for example in examples],
+        "seeds": seeds,
+        "reference": stand_in.kind,
+        **vars(chosen),
+    }
+    state = read_state(kept, key, model.device)
+    if state is not None and not quiet:
+        done = state.stage * chosen.updates + state.step
+        err.print(f"going on after {done} of {2 * chosen.updates} updates", highlight=False)
+    total = 3 * seeds * chosen.updates
+    with progress(f"fitting {seeds} seeds of gates", total, quiet) as advance:
+        if state is not None:
+            advance(seeds * (state.step * (1 + state.stage) + state.stage * chosen.updates))
+        fit = fit_gates(
+            model,
+            examples,
+            range(seeds),
+            chosen,
+            reference=stand_in,
+            task=task,
+            state=state,
+            keep=lambda now: write_state(now, kept, key),
+            progress=advance,
+        )
+    roles = Roles(fit)
+    write_fit(fit, path.with_name(f"{path.stem}-gates"))
+    write_scores(roles.as_head_scores("F"), path)
+    save_fit_figures(roles, path.parent, path.stem)
+    kept.unlink(missing_ok=True)
+    if as_json:
+        print_json(_summary(roles))
+        return
+    if not quiet:
+        _print_roles(roles, top)
+    print(path.resolve())
+
+
+def _summary(roles: Roles) -> dict[str, Any]:
+    from headlab.gatefits import ROLES
+    from headlab.heads import Head
+
+    role, agree = roles.agreement()
+    layers, heads = roles.shape
+    return {
+        "model": roles.fit.model,
+        "task": roles.fit.task,
+        "seeds": roles.fit.seeds,
+        "shares": roles.shares(),
+        "heads": {
+            str(Head(layer, head)): {
+                **{name: float(s[:, layer, head].mean()) for name, s in roles.scores.items()},
+                "role": ROLES[int(role[layer, head])],
+                "agree": int(agree[layer, head]),
+            }
+            for layer in range(layers)
+            for head in range(heads)
+        },
+    }
+
+
+def _print_roles(roles: Roles, top: int) -> None:
+    from headlab.gatefits import ROLES
+
+    found = _summary(roles)
+    seeds = len(roles.fit.seeds)
+    out.print(
+        escape(f"{roles.fit.model}, {roles.fit.task}: gates of {seeds} seeds"), highlight=False
+    )
+    table = new_table("role", "mean share", "in every seed", "in any seed")
+    for name in ROLES:
+        share = found["shares"][name]
+        table.add_row(name, *(f"{100 * share[key]:.1f} %" for key in ("mean", "always", "any")))
+    out.print(table)
+    for role in ("facilitating", "interfering", "mixed"):
+        heads = [(each["agree"], name, each) for name, each in found["heads"].items()]
+        heads = sorted((h for h in heads if h[2]["role"] == role), key=lambda h: -h[0])[:top]
+        if heads:
+            listed = ", ".join(f"{name} ({agree})" for agree, name, _ in heads)
+            out.print(f"{role} (seeds that agree): {listed}", highlight=False, soft_wrap=True)
