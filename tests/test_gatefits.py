@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 import torch
 from planted import pairs, planted, roled
@@ -232,6 +233,20 @@ def test_rows_hold_each_prompt_and_read_only_its_target():
                 assert drawn.positions[own].tolist() == list(range(start - 1, len(ids) - 1))
                 seen[number] = True
         assert len(seen) == 3
+
+
+def test_short_rows_are_not_padded_to_long_ones_where_that_costs_more():
+    model = planted()
+    short = [dataclasses.replace(each, wrong=()) for each in pairs(30)]
+    long = [
+        dataclasses.replace(each, prompt=f"is the word the word the {each.prompt}", id=f"l{n}")
+        for n, each in enumerate(short[:2])
+    ]
+    rows = Rows(model, [*short, *long])
+    shapes = [tuple(drawn.tokens.ids.shape) for drawn in rows.draw(np.arange(len(rows)), tokens=80)]
+    assert shapes[0] == (2, 10)
+    assert {length for _, length in shapes[1:]} == {4}
+    assert sum(count for count, _ in shapes) == len(rows)
 
 
 # --- deltas ---

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from headlab.model import Model
 
 
+_WORTH = 8192  # tokens from which on a pass of its own costs less than padding
+_SHORT = 0.8  # a row this much shorter than the longest is padding, mostly
+
+
 @dataclass(frozen=True)
 class Drawn:
     """Some rows in one pass, and where their targets are read."""
@@ -54,14 +58,20 @@ class Rows:
         return len(self.lengths)
 
     def draw(self, numbers: np.ndarray, tokens: int) -> Iterator[Drawn]:
-        """The rows of these numbers, in passes of at most so many tokens, longest rows together."""
+        """The rows of these numbers, in passes of at most so many tokens, longest rows together;
+        a new pass begins where padding would outweigh it."""
         order = np.argsort(-self.lengths[numbers], kind="stable")
+        lengths = self.lengths[numbers[order]]
+        worth = min(_WORTH, tokens // 4)
         start = 0
         while start < len(order):
-            length = int(self.lengths[numbers[order[start]]])
-            count = max(1, tokens // length)
-            yield self._pass(numbers, order[start : start + count], length)
-            start += count
+            length = int(lengths[start])
+            stop = start + max(1, tokens // length)
+            enough = start + max(1, worth // length)
+            short = np.flatnonzero(lengths[enough:stop] < _SHORT * length)
+            stop = enough + int(short[0]) if len(short) else stop
+            yield self._pass(numbers, order[start:stop], length)
+            start = stop
 
     def _pass(self, numbers: np.ndarray, order: np.ndarray, length: int) -> Drawn:
         own = numbers[order]
