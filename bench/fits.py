@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy
 import headlab
 from headlab import Example, Model
 from headlab.gatefits import Schedule
-from headlab.gatefits.fitting import _begin, _Work
+from headlab.gatefits.fitting import FitWork, begin
 from headlab.gatefits.rows import Rows
 from headlab.gates import ZERO
 from headlab.loading import DTYPES
@@ -99,8 +99,8 @@ def main() -> None:
     ]
     schedule = Schedule(batch=asked.batch)
     seeds = list(range(asked.seeds))
-    work = _Work(model, Rows(model, examples), schedule, ZERO, None)
-    state = _begin(model, seeds, schedule)
+    work = FitWork(model, Rows(model, examples), schedule, ZERO, None)
+    state = begin(model, seeds, schedule, fits=3 * len(seeds))
     fits = [("free", seed) for seed in seeds]
     plain = PlainFit(model, examples, asked.batch)
 

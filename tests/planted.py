@@ -33,6 +33,20 @@ def roled() -> Model:
     return _made(_plant_roles, "roled")
 
 
+def two_formats() -> Model:
+    """One head answers where the word comes first (L1H0), another where it comes second (L1H3)."""
+    return _made(_plant_formats, "formats")
+
+
+def in_formats(n: int) -> tuple[list[Example], list[Example]]:
+    """The same words asked for in both."""
+    first = [Example(f"{word} is the word", f" {word}", id=f"first-{word}") for word in _NAMES[:n]]
+    second = [
+        Example(f"is {word} the word", f" {word}", id=f"second-{word}") for word in _NAMES[:n]
+    ]
+    return first, second
+
+
 def _made(plant: Callable[[hf.GPT2LMHeadModel], None], name: str) -> Model:
     words = [*_NAMES, "is", "the", "word"]
     core = Tokenizer(models.WordLevel({w: n for n, w in enumerate(words)}, unk_token="word"))
@@ -95,6 +109,19 @@ def _plant_roles(network: hf.GPT2LMHeadModel) -> None:
         bring.query(_PLACE[3], 0)
         bring.key(_PLACE[0], 0)
         bring.carry(_TOKEN, _OUTPUT, weight)
+
+
+def _plant_formats(network: hf.GPT2LMHeadModel) -> None:
+    body = network.transformer
+    _empty(network)
+    for block in body.h:
+        block.attn.c_proj.weight.zero_()
+    network.lm_head.weight.mul_(0.5)  # not so sure that gates have no slope
+    for head, place in ((0, 0), (3, 1)):
+        bring = _Writer(body.h[1].attn, head)
+        bring.query(_PLACE[3], 0)
+        bring.key(_PLACE[place], 0)
+        bring.carry(_TOKEN, _OUTPUT, 0.5)
 
 
 def _empty(network: hf.GPT2LMHeadModel) -> None:

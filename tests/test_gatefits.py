@@ -8,11 +8,19 @@ import math
 import numpy as np
 import pytest
 import torch
-from planted import pairs, planted, roled
+from planted import in_formats, pairs, planted, roled, two_formats
 from torch.nn.functional import cross_entropy
 
 from headlab import Gates, Head, HeadlabError, mean_reference, measure
-from headlab.gatefits import ROLES, GateFit, Roles, Schedule, ablation_deltas, fit_gates
+from headlab.gatefits import (
+    ROLES,
+    GateFit,
+    Roles,
+    Schedule,
+    ablation_deltas,
+    fit_contrast,
+    fit_gates,
+)
 from headlab.gatefits.fitting import CLAMP, alone
 from headlab.gatefits.rows import Rows, order_of
 
@@ -203,6 +211,62 @@ def test_a_schedule_without_sense_is_refused():
     for wrong in ({"updates": 0}, {"strength": -0.1}, {"clip": 0.0}, {"rates": (0.5, 0.0)}):
         with pytest.raises(HeadlabError):
             Schedule(**wrong)
+
+
+# --- contrastive gates ---
+
+
+def test_one_format_is_kept_and_the_other_forgotten():
+    model = two_formats()
+    first, second = in_formats(16)
+    schedule = Schedule(updates=400, batch=8)
+    for keep, forget, needed, closed in (
+        (first, second, Head(1, 0), Head(1, 3)),
+        (second, first, Head(1, 3), Head(1, 0)),
+    ):
+        fit = fit_contrast(model, keep, forget, range(3), schedule)
+        assert (fit.gates[:, needed.layer, needed.head] > 0.5).all()
+        assert (fit.gates[:, closed.layer, closed.head] < 0.2).all()
+        kept = measure(model, keep, fit.gates, "top1-accuracy").values
+        gone = measure(model, forget, fit.gates, "top1-accuracy").values
+        assert kept.mean() == 1
+        assert gone.mean() < 0.3
+
+
+def test_the_contrastive_loss_is_the_papers_written_out():
+    model = two_formats()
+    first, second = in_formats(16)
+    schedule = Schedule(updates=1, batch=16)
+    fit = fit_contrast(model, first, second, [5], schedule)
+    logits = torch.rand(2, 4, generator=torch.Generator().manual_seed(5)).logit()
+    logits = logits.clamp(-CLAMP, CLAMP).requires_grad_()
+    terms = []
+    for one, other in zip(first, second, strict=True):
+        found = []
+        for example in (one, other):
+            ids, begin = model.join(example.prompt, example.target)
+            with model.gated(Gates(logits.sigmoid())):
+                out = model.hf(ids[None]).logits[0]
+            found.append(-cross_entropy(out[begin - 1 : -1], ids[begin:]))
+        terms.append(-found[0] + (found[1] - found[0].detach()).clamp(min=-5))
+    loss = torch.stack(terms).mean()
+    assert float(fit.losses[0, 0]) == pytest.approx(float(loss), abs=1e-5)
+    (loss - 0.1 * logits.clamp(-4, 4).mean()).backward()
+    step = torch.sign(logits.grad) * 0.1  # Adam's first step
+    assert torch.allclose(fit.logits[0], (logits - step).detach(), atol=1e-3)
+
+
+def test_contrastive_seeds_together_are_each_alone_and_pairs_are_pairs():
+    first, second = in_formats(16)
+    schedule = Schedule(updates=30, batch=4)
+    both = fit_contrast(two_formats(), first, second, [0, 1], schedule)
+    for number in range(2):
+        single = fit_contrast(two_formats(), first, second, [number], schedule)
+        assert torch.allclose(single.logits[0], both.logits[number], atol=1e-3)
+    parts = fit_contrast(two_formats(), first, second, [0, 1], schedule, budget=8)
+    assert torch.allclose(parts.logits, both.logits, atol=1e-3)
+    with pytest.raises(HeadlabError, match="they come in pairs"):
+        fit_contrast(two_formats(), first, second[:-1], [0], schedule)
 
 
 # --- rows and orders ---

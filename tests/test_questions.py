@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from headlab import HeadlabError
+from headlab import HeadlabError, make_examples
 from headlab.tasks import commonsense, syntax, word_pairs, word_problems
 from headlab.tasks.questions import Item, ask, find_set, lay_out, part_of
 
@@ -633,3 +633,19 @@ def test_without_datasets_one_sentence_says_what_to_install(monkeypatch):
             find_set(name).from_hub()
     with pytest.raises(HeadlabError, match="the word pairs are on no hub"):
         word_pairs.from_hub()
+
+
+def test_word_tasks_are_found_by_name_in_both_formats_and_in_one_order() -> None:
+    shown = make_examples(None, "antonym-icl", None, 3, "all")
+    told = make_examples(None, "antonym-instruction", None, 3, "all")
+    assert [example.id for example in shown] == [example.id for example in told]
+    assert [example.target for example in shown] == [example.target for example in told]
+    assert shown[0].prompt.count("Question:") == 11
+    assert told[0].prompt.startswith(word_pairs.INSTRUCTIONS["antonym"])
+    train = {example.id for example in make_examples(None, "words-icl", None, 0, "rank")}
+    test = {example.id for example in make_examples(None, "words-icl", None, 0, "curve")}
+    assert train
+    assert test
+    assert not train & test
+    with pytest.raises(HeadlabError, match="did you mean 'antonym-icl'"):
+        make_examples(None, "antonim-icl")

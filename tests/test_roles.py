@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from commands import error_of, run
-from planted import pairs, planted, roled
+from planted import in_formats, pairs, planted, roled, two_formats
 from test_runs import save_task
 from tiny import save_tiny
 
@@ -299,6 +299,33 @@ def test_a_fit_on_disk_is_read_as_it_was_and_another_is_not_taken_for_it(tmp_pat
     (tmp_path / "fit.safetensors").write_bytes(b"half")
     with pytest.raises(headlab.HeadlabError, match="cannot be read"):
         read_fit(tmp_path / "fit")
+
+
+def test_contrastive_gates_from_the_command_line(tmp_path):
+    model = two_formats()
+    model.hf.save_pretrained(tmp_path / "m")
+    model.tokenizer.save_pretrained(tmp_path / "m")
+    first, second = in_formats(16)
+    keep, forget = (
+        str(save_task(tmp_path / f"{name}.jsonl", examples))
+        for name, examples in (("first", first), ("second", second))
+    )
+    common = ("rank", str(tmp_path / "m"), "--method", "contrastive")
+    told = json.loads(
+        run(
+            *(*common, "--keep", keep, "--forget", forget, "--seeds", "2", "--updates", "300"),
+            *("--batch", "4", "--out", str(tmp_path / "s.json"), "--json"),
+        ).stdout
+    )
+    kept, gone = told["accuracy"]
+    assert kept["before"] == kept["after"] == 1
+    assert gone["before"] == 1
+    assert gone["after"] <= 0.5
+    assert "L1H3" in told["closed"]
+    assert "L1H0" not in told["closed"]
+    assert (tmp_path / "s.png").exists()
+    assert "need --keep TASK and --forget TASK" in error_of(run(*common, "--quiet"))
+    assert "name a task" in error_of(run("rank", str(tmp_path / "m"), "--quiet"))
 
 
 def test_too_large_a_batch_is_one_sentence(lab):

@@ -112,9 +112,11 @@ def require_method(
 ) -> None:
     """Refuse what no ranking knows, before anything is loaded."""
     if method not in METHODS:
-        close = difflib.get_close_matches(method, [*METHODS, "gates"], n=1)
+        close = difflib.get_close_matches(method, [*METHODS, "gates", "contrastive"], n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise HeadlabError(f"no method {method!r}{hint} (there are {', '.join(METHODS)}, gates)")
+        raise HeadlabError(
+            f"no method {method!r}{hint} (there are {', '.join(METHODS)}, gates, contrastive)"
+        )
     if direction not in ("noising", "denoising"):
         raise HeadlabError(f"the direction is noising or denoising, not {direction!r}")
     if direction == "denoising" and method not in ("patch", "attribute"):

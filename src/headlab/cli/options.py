@@ -49,6 +49,15 @@ TaskName = Annotated[
         show_default=False,
     ),
 ]
+MaybeTask = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="TASK",
+        help="A task (headlab tasks) or a JSONL file.",
+        autocompletion=complete_task,
+        show_default=False,
+    ),
+]
 MeasureName = Annotated[
     str | None, typer.Option(help="Default: the task's own; logit-diff or log-prob of a file.")
 ]

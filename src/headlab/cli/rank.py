@@ -11,11 +11,11 @@ import typer
 from headlab.cli.app import app
 from headlab.cli.options import (
     AsJson,
+    MaybeTask,
     MeasureName,
     ModelName,
     Quiet,
     Seed,
-    TaskName,
     load_model,
     loads_a_model,
     progress,
@@ -29,10 +29,10 @@ from headlab.files import require_folder
 @loads_a_model
 def rank(
     model: ModelName,
-    task: TaskName,
     loading: dict[str, Any],
+    task: MaybeTask = None,
     method: Annotated[
-        str, typer.Option(help="ablate, patch, attribute, gates or random.", show_default=True)
+        str, typer.Option(help="ablate, patch, attribute, gates, contrastive or random.")
     ] = "patch",
     direction: Annotated[
         str, typer.Option(help="patch, attribute: noising (the clean run) or denoising.")
@@ -48,6 +48,10 @@ def rank(
     ] = None,
     split: Annotated[
         str | None, typer.Option(help="rank, curve or all: a half that the other does not have.")
+    ] = None,
+    keep: Annotated[str | None, typer.Option(help="contrastive: the task that is kept.")] = None,
+    forget: Annotated[
+        str | None, typer.Option(help="contrastive: the task that is forgotten.")
     ] = None,
     data: Annotated[
         str | None, typer.Option(help="Question sets: a folder with published files, or hub.")
@@ -76,6 +80,18 @@ def rank(
     from headlab.ranking import require_method
     from headlab.tasks import find_task
 
+    fits = {"updates": updates, "batch": batch, "strength": strength, "clip": clip}
+    silent = quiet or as_json
+    if method == "contrastive":
+        from headlab.cli.contrast import rank_contrast
+
+        require_folder(out.parent)
+        rank_contrast(
+            *(model, loading, keep, forget, data, n, seed, seeds, fits, out, top, as_json, silent)
+        )
+        return
+    if task is None:
+        raise HeadlabError("name a task (headlab tasks) or a JSONL file after the model")
     if method != "gates":
         require_method(method, direction, steps)
     if format not in ("headlab", "mib"):
@@ -94,7 +110,6 @@ def rank(
         raise HeadlabError(f"{out} is a folder; give a file, e.g. {out / 'scores.json'}")
     if out.exists() and not out.is_file():
         raise HeadlabError(f"{out} is not a file; give another name")
-    silent = quiet or as_json
     loaded = load_model(model, loading, silent)
     from headlab.figures import save_head_map
     from headlab.ranking import measure_for
@@ -108,8 +123,7 @@ def rank(
     if method == "gates":
         from headlab.cli.gates import rank_gates
 
-        options = {"updates": updates, "batch": batch, "strength": strength, "clip": clip}
-        rank_gates(loaded, examples, task, seeds, options, reference, out, top, as_json, silent)
+        rank_gates(loaded, examples, task, seeds, fits, reference, out, top, as_json, silent)
         return
     chosen = measure_for(task, examples, measure)
     stand_in: Any = reference

@@ -36,6 +36,12 @@ def list_tasks(context: typer.Context, as_json: AsJson = False) -> None:
         said = f"{escape(task.says)}\n[dim]{escape(task.example)}[/]"
         table.add_row(task.name, task.size, task.measure, said)
     table.add_row(
+        "words-icl,\nwords-instruction",
+        "807 or --data",
+        "log-prob",
+        "a word for a word, ten examples or an instruction; also antonym-icl, capitalize-icl ...",
+    )
+    table.add_row(
         "FILE.jsonl",
         "its lines",
         "-",

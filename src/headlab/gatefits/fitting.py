@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from headlab.model import Model
 
 CLAMP = 4.0  # beyond, a gate is as good as 0 or 1 and is pushed no further
-PHASES = ("free", "plus", "minus")
+PHASES = ("free", "plus", "minus", "contrast")
 _BETAS, _EPS = (0.9, 0.999), 1e-8  # Adam's own
 _KEEP = 10  # updates between two points of a trajectory
 _LARGEST = 2**17  # tokens in a pass on a GPU
@@ -61,12 +61,12 @@ class Schedule:
             raise HeadlabError("clip and learning rates are above 0")
 
     def rate(self, phase: str, step: int) -> float:
-        first, last = self.free_rates if phase == "free" else self.rates
+        first, last = self.free_rates if phase in ("free", "contrast") else self.rates
         return first + (last - first) * step / max(1, self.updates - 1)
 
     def pull(self, phase: str) -> float:
         """λ"""
-        return {"free": 0.0, "plus": self.strength, "minus": -self.strength}[phase]
+        return {"free": 0.0, "minus": -self.strength}.get(phase, self.strength)
 
 
 @dataclass
@@ -137,8 +137,8 @@ def fit_gates(
             f"a batch has {schedule.batch} examples, and there are {len(examples)}; take a smaller "
             "batch or more examples"
         )
-    work = _Work(model, Rows(model, examples), schedule, reference, budget)
-    state = state or _begin(model, seeds, schedule)
+    work = FitWork(model, Rows(model, examples), schedule, reference, budget)
+    state = state or begin(model, seeds, schedule, fits=3 * len(seeds))
     while state.stage < 2:
         phases = ["free"] if state.stage == 0 else ["plus", "minus"]
         fits = [(phase, seed) for phase in phases for seed in seeds]
@@ -172,7 +172,7 @@ def fit_gates(
     )
 
 
-def _begin(model: Model, seeds: list[int], schedule: Schedule) -> State:
+def begin(model: Model, seeds: list[int], schedule: Schedule, fits: int) -> State:
     """Every gate drawn evenly between 0 and 1, but where it is pulled: a head that does nothing
     would else keep, and be named by, a start beyond the clamp."""
     shape = model.n_layers, model.n_heads
@@ -187,8 +187,8 @@ def _begin(model: Model, seeds: list[int], schedule: Schedule) -> State:
         logits=logits,
         first=torch.zeros_like(logits),
         second=torch.zeros_like(logits),
-        losses=torch.full((3 * len(seeds), schedule.updates), math.nan),
-        paths=torch.full((3 * len(seeds), points, *shape), math.nan),
+        losses=torch.full((fits, schedule.updates), math.nan),
+        paths=torch.full((fits, points, *shape), math.nan),
     )
 
 
@@ -201,7 +201,7 @@ def _next_stage(state: State) -> None:
         state.first, state.second = torch.zeros_like(state.logits), torch.zeros_like(state.logits)
 
 
-class _Work:
+class FitWork:
     """Updates of a fit on one model and set of examples."""
 
     def __init__(
@@ -231,7 +231,7 @@ class _Work:
                 for phase, seed in fits
             ]
         )
-        losses, slope = self._slopes(state.logits, numbers)
+        losses, slope = self.slopes(state.logits, numbers)
         pulls = torch.tensor([schedule.pull(phase) for phase, _ in fits], device=slope.device)
         inside = state.logits.abs() <= CLAMP
         slope = slope - pulls[:, None, None] * inside / slope[0].numel()
@@ -250,24 +250,38 @@ class _Work:
         if not bool(state.losses[places, step].isfinite().all()):
             raise HeadlabError(f"{self.model.name} gives NaN under gates; take a wider dtype")
 
-    def _slopes(self, logits: Tensor, numbers: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Each fit's loss and its gradient with respect to the logits, summed over passes."""
+    def slopes(self, logits: Tensor, numbers: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Each fit's loss and its gradient with respect to the logits."""
+        return self.summed(logits, self.rows, numbers, lambda log_probs, _: -log_probs)
+
+    def summed(
+        self,
+        logits: Tensor,
+        rows: Rows,
+        numbers: np.ndarray,
+        value: Callable[[Tensor, Tensor], Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """The mean over each fit's batch of a value of log p, and its gradient, pass by pass.
+
+        `value` is given the mean log-prob of the target's tokens and the number of each row.
+        """
         batch = self.schedule.batch
         at = logits.detach().requires_grad_()
         losses = torch.zeros(len(logits), device=logits.device)
         slope = torch.zeros_like(logits)
-        for drawn in self.rows.draw(numbers, self._tokens):
+        for drawn in rows.draw(numbers, self._tokens):
             with torch.enable_grad(), self._kernels():
-                gates = at.sigmoid()
                 owners = drawn.numbers // batch  # [row], the fit
-                each = Gates(gates[owners][None, :, :, :, None], " ".join(AXES))
-                with self.model.gated(each, self._reference):
+                gates = at.sigmoid()[owners][None, :, :, :, None]
+                with self.model.gated(Gates(gates, " ".join(AXES)), self._reference):
                     found = self.model.logits_at(drawn.tokens, drawn.rows, drawn.positions)
                 surprise = cross_entropy(found.float(), drawn.targets, reduction="none")  # [read]
-                share = surprise / (drawn.lengths[drawn.rows] * batch)
-                (part,) = torch.autograd.grad(share.sum(), at)
+                share = surprise / drawn.lengths[drawn.rows]
+                means = torch.zeros(len(owners), device=share.device)
+                each = value(-means.index_add(0, drawn.rows, share), drawn.numbers) / batch
+                (part,) = torch.autograd.grad(each.sum(), at)
             slope += part
-            losses.index_add_(0, owners[drawn.rows], share.detach())
+            losses.index_add_(0, owners, each.detach())
         return losses, slope
 
 

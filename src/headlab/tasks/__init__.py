@@ -14,7 +14,8 @@ from headlab.errors import HeadlabError
 from headlab.examples import Example
 from headlab.tasks import docstring, greater_than, ioi
 from headlab.tasks.jsonl import read_examples
-from headlab.tasks.questions import Part, ask, find_set
+from headlab.tasks.questions import Part, ask, find_set, part_of
+from headlab.tasks.word_pairs import FORMATS, INSTRUCTIONS, asked, find_words
 
 if TYPE_CHECKING:
     from headlab.texts import Texts
@@ -48,6 +49,14 @@ def _asked(
     found = find_set(name)
     items = found.from_hub() if data == "hub" else found.items(None if data is None else Path(data))
     return ask(items, found.instructions, n, seed, part, name=name)
+
+
+def _words(
+    name: str, texts: Texts, n: int | None, seed: int, data: str | Path | None = None
+) -> list[Example]:
+    found = find_words(name)
+    assert found is not None
+    return asked(*found, seed=seed, data=data)[:n]
 
 
 TASKS = {
@@ -112,10 +121,14 @@ def find_task(name: str) -> Task | Path:
     """A task by name, or the path of a JSONL file."""
     if name in TASKS:
         return TASKS[name]
+    if find_words(name) is not None:
+        says = "a word for a word: ten examples (icl), or an instruction and one"
+        return Task(name, says, "", "log-prob", partial(_words, name), "100 or more", paired=False)
     path = Path(name).expanduser()
     if path.suffix == ".jsonl" or path.is_file():
         return path
-    close = difflib.get_close_matches(name, TASKS, n=1)
+    words = [f"{word}-{kind}" for word in ("words", *INSTRUCTIONS) for kind in FORMATS]
+    close = difflib.get_close_matches(name, [*TASKS, *words], n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     raise HeadlabError(f"no task {name!r}{hint} (headlab tasks lists all; a file is named .jsonl)")
 
@@ -149,7 +162,14 @@ def make_examples(
         raise HeadlabError(f"{task} is generated; data is for question sets and .jsonl files")
     if not found.paired:
         part: Part = {"rank": "train", "curve": "validation"}.get(split or "", "all")  # type: ignore[assignment]
-        made = _asked(task, texts, None, seed, part, data)
+        if find_words(task) is not None:
+            made = [
+                example
+                for example in _words(task, texts, None, seed, data)
+                if part in ("all", part_of(example.id))
+            ]
+        else:
+            made = _asked(task, texts, None, seed, part, data)
         made = [example for example in made if example.fingerprint not in without]
         wanted = n if n is not None else (len(made) if split else DEFAULT_N)
         if wanted > len(made):

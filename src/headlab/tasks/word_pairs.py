@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from headlab.errors import HeadlabError
+from headlab.examples import Example
 from headlab.tasks.questions import (
     Item,
     find_folder,
@@ -59,6 +60,45 @@ def from_hub() -> list[Item]:
 def convert(row: Any, task: str) -> Item:
     """A row of a file: `input` and `output`."""
     return Item(text_of(row, "input"), text_of(row, "output"), task)
+
+
+FORMATS = ("icl", "instruction")
+
+
+def find_words(name: str) -> tuple[list[str], str] | None:
+    """The word tasks and the format of a name; None where it is no such name.
+
+    >>> find_words("antonym-icl"), find_words("words-instruction")[1]
+    ((['antonym'], 'icl'), 'instruction')
+    """
+    for format_ in FORMATS:
+        family = name.removesuffix(f"-{format_}")
+        if family != name and (family == "words" or family in INSTRUCTIONS):
+            return (list(INSTRUCTIONS) if family == "words" else [family]), format_
+    return None
+
+
+def asked(
+    families: Sequence[str], format_: str, seed: int = 0, data: str | Path | None = None
+) -> list[Example]:
+    """Every pair of these tasks as a question in one format; in the other, the same order."""
+    pairs = builtin() if data is None else read(data)
+    make = few_shot if format_ == "icl" else instructed
+    made = [
+        Example(
+            make(pairs, item, seed=seed),
+            f" {item.answer}",
+            id=f"{item.family}-{item.question}",
+            category=item.family,
+        )
+        for item in pairs
+        if item.family in families
+    ]
+    seen: dict[str, Example] = {}
+    for example in made:  # a word may stand in a file twice
+        seen.setdefault(example.id, example)
+    order = random.Random(seed).sample(list(seen), len(seen))
+    return [seen[id] for id in order]
 
 
 def few_shot(pairs: Sequence[Item], item: Item, shots: int = 10, seed: int = 0) -> str:

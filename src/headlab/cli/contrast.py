@@ -1,0 +1,118 @@
+"""headlab rank --method contrastive"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+
+from headlab.cli.app import out
+from headlab.cli.options import load_model, progress
+from headlab.cli.printing import new_table, print_json
+from headlab.errors import HeadlabError
+
+
+def rank_contrast(
+    model: str,
+    loading: dict[str, Any],
+    keep: str | None,
+    forget: str | None,
+    data: str | None,
+    n: int | None,
+    seed: int,
+    seeds: int,
+    schedule: dict[str, Any],
+    path: Path,
+    top: int,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Fit gates that keep one task and forget another; say what is left of both."""
+    if keep is None or forget is None:
+        raise HeadlabError("contrastive gates need --keep TASK and --forget TASK")
+    from headlab.tasks import find_task
+
+    find_task(keep)
+    find_task(forget)
+    loaded = load_model(model, loading, quiet)
+    import torch
+
+    from headlab.engine import measure
+    from headlab.figures import save_head_map
+    from headlab.gatefits import Schedule, fit_contrast
+    from headlab.scores import HeadScores, write_scores
+    from headlab.stats import share_interval
+    from headlab.tasks import make_examples
+
+    def made(task: str, split: Any) -> list[Any]:
+        of_sets = data if "-" in task or task in ("syntax", "commonsense", "math") else None
+        return make_examples(loaded, task, None, seed, split, data=of_sets)
+
+    training = [made(task, "rank")[:n] for task in (keep, forget)]
+    tested = [made(task, "curve") for task in (keep, forget)]
+    pairs = min(map(len, training))
+    chosen = Schedule(**{name: value for name, value in schedule.items() if value is not None})
+    with progress(f"fitting {seeds} seeds of gates", seeds * chosen.updates, quiet) as advance:
+        fit = fit_contrast(
+            loaded,
+            training[0][:pairs],
+            training[1][:pairs],
+            range(seeds),
+            chosen,
+            progress=advance,
+        )
+    masks = torch.cat([torch.ones_like(fit.gates[:1]), fit.gates])
+    rows: list[dict[str, Any]] = []
+    for name, task, examples in zip(("kept", "forgotten"), (keep, forget), tested, strict=True):
+        right = measure(loaded, examples, masks, "top1-accuracy").values
+        before = int(right[0].sum())
+        after = right[1:].double().mean(1)
+        rows.append(
+            {
+                "what": name,
+                "task": task,
+                "n": len(examples),
+                "before": before / len(examples),
+                "interval": share_interval(before, len(examples)),
+                "after": float(after.mean()),
+                "each seed": after.tolist(),
+            }
+        )
+    scores = HeadScores(
+        model=fit.model,
+        task=f"{keep} kept, {forget} forgotten",
+        method="contrastive",
+        measure="1 - gate",
+        reference="zero",
+        examples=[f"seed {each}" for each in fit.seeds],
+        values=(1 - fit.gates).permute(1, 2, 0),
+        clean=torch.full((len(fit.seeds),), torch.nan),
+        settings=dict(fit.settings),
+    )
+    write_scores(scores, path)
+    save_head_map(scores, path.parent, path.stem)
+    closed = [str(head) for head in scores.order() if float(scores.score[head]) >= 0.5]
+    if as_json:
+        print_json({"model": fit.model, "accuracy": rows, "closed": closed})
+        return
+    if not quiet:
+        table = new_table("", "task", "prompts", "right before", "right after", "seeds")
+        for row in rows:
+            each = row["each seed"]
+            table.add_row(
+                row["what"],
+                escape(row["task"]),
+                str(row["n"]),
+                f"{100 * row['before']:.0f} %",
+                f"{100 * row['after']:.0f} %",
+                f"{100 * min(each):.0f} to {100 * max(each):.0f} %",
+            )
+        out.print(table)
+        more = ", ..." if len(closed) > top else ""
+        out.print(
+            f"{len(closed)} heads closed (mean gate at most 0.5): {', '.join(closed[:top])}{more}",
+            highlight=False,
+            soft_wrap=True,
+        )
+    print(path.resolve())

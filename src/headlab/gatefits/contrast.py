@@ -1,0 +1,121 @@
+"""Contrastive gates: one mask that forgets one set of prompts while it keeps another.
+
+    −mean log p(keep) + mean clamp(log p(forget) − log p(keep), min −5) − λ · mean clamp(logit, ±4)
+
+log p is the mean over an example's target tokens, and in the second term log p(keep) is a number,
+not a way for gradients: forgetting may not be had by keeping less. The i-th example to keep and the
+i-th to forget belong together: the same question in two formats, for instance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headlab.errors import HeadlabError
+from headlab.examples import Example
+from headlab.gatefits.fitting import FitWork, Schedule, begin
+from headlab.gatefits.rows import Rows
+from headlab.gates import ZERO, Reference
+
+if TYPE_CHECKING:
+    from headlab.engine import Progress
+    from headlab.model import Model
+
+FLOOR = -5.0  # so much less likely than what is kept, and it is forgotten enough
+
+
+@dataclass(frozen=True)
+class ContrastFit:
+    """Gates that keep and forget, a row a seed."""
+
+    model: str
+    seeds: list[int]
+    logits: Tensor  # [seed, layer, head]
+    losses: Tensor  # [seed, update]
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def gates(self) -> Tensor:
+        return self.logits.sigmoid()
+
+
+def fit_contrast(
+    model: Model,
+    keep: Sequence[Example],
+    forget: Sequence[Example],
+    seeds: Sequence[int] = range(10),
+    schedule: Schedule | None = None,
+    *,
+    reference: Reference = ZERO,
+    budget: int | None = None,
+    progress: Progress | None = None,
+) -> ContrastFit:
+    """Gates under which `keep` is answered as before and `forget` is not.
+
+    >>> fit = fit_contrast(model, shown_ten, instructed)                      # doctest: +SKIP
+    >>> fit.gates.shape                                                       # doctest: +SKIP
+    torch.Size([10, 30, 9])
+    """
+    schedule = schedule or Schedule()
+    seeds = list(seeds)
+    if len(keep) != len(forget):
+        raise HeadlabError(
+            f"{len(keep)} examples to keep and {len(forget)} to forget; they come in pairs"
+        )
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise HeadlabError("a fit needs seeds, each once")
+    if len(keep) < schedule.batch:
+        raise HeadlabError(
+            f"a batch has {schedule.batch} pairs, and there are {len(keep)}; take a smaller batch "
+            "or more examples"
+        )
+    work = _Contrast(model, Rows(model, keep), Rows(model, forget), schedule, reference, budget)
+    state = begin(model, seeds, schedule, fits=len(seeds))
+    fits = [("contrast", seed) for seed in seeds]
+    while state.step < schedule.updates:
+        work.update(state, fits)
+        if progress is not None:
+            progress(len(fits))
+    return ContrastFit(
+        model=model.name,
+        seeds=seeds,
+        logits=state.logits.cpu(),
+        losses=state.losses,
+        settings={**vars(schedule), "reference": reference.kind},
+    )
+
+
+class _Contrast(FitWork):
+    """Updates on pairs of rows."""
+
+    def __init__(
+        self,
+        model: Model,
+        keep: Rows,
+        forget: Rows,
+        schedule: Schedule,
+        reference: Reference,
+        budget: int | None,
+    ):
+        super().__init__(model, keep, schedule, reference, budget)
+        self._forget = forget
+
+    def slopes(self, logits: Tensor, numbers: np.ndarray) -> tuple[Tensor, Tensor]:
+        kept = torch.zeros(len(numbers), device=logits.device)  # log p of each row
+
+        def keeping(log_probs: Tensor, rows: Tensor) -> Tensor:
+            kept[rows] = log_probs.detach()
+            return -log_probs
+
+        def forgetting(log_probs: Tensor, rows: Tensor) -> Tensor:
+            return (log_probs - kept[rows]).clamp(min=FLOOR)
+
+        one = self.summed(logits, self.rows, numbers, keeping)
+        other = self.summed(logits, self._forget, numbers, forgetting)
+        return one[0] + other[0], one[1] + other[1]
