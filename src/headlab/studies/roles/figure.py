@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from headlab.store import Run
 
 
+_AT = 50  # heads ablated where the paper's numbers were read off
+
+
 def draw_all(run: Run, panels: list[Panel]) -> list[dict[str, str]]:
     folder = run.folder / "figures"
     save(grid(panels), folder, "roles", _rows(panels))
@@ -83,6 +86,8 @@ def _published_at_end(panel: Panel) -> list[float]:
     """The paper's Δ at 50 facilitating heads: of the very model, else of all of its four."""
     numbers = published()
     known = numbers["facilitation_at_50"].get(panel.task, [])
+    if panel.found.deltas.ks[-1] < _AT:
+        return []
     hub_id = ALIASES.get(panel.source, panel.source)
     if hub_id in numbers["hub_ids"]:
         return known[numbers["hub_ids"].index(hub_id) :][:1]
@@ -91,8 +96,7 @@ def _published_at_end(panel: Panel) -> list[float]:
 
 def _mark_published(axis: Any, panel: Panel) -> None:
     for delta in _published_at_end(panel):
-        if panel.found.deltas.ks[-1] >= 50:
-            axis.plot(50, delta, "o", mfc="none", mec=GREY, ms=4, mew=0.9, clip_on=False)
+        axis.plot(_AT, delta, "o", mfc="none", mec=GREY, ms=4, mew=0.9, clip_on=False)
 
 
 def ecdfs(panels: Sequence[Panel]) -> Figure:
@@ -121,12 +125,13 @@ def _caption(panels: Sequence[Panel]) -> str:
     numbers = sorted({len(panel.found.right) for panel in panels})
     n = " to ".join(map(str, dict.fromkeys((numbers[0], numbers[-1]))))
     base = first.fit.settings
+    circles = f" Circles: the paper's models at {_AT} heads."
     return (
         f"{', '.join(heads)}. Gates of {len(first.fit.seeds)} seeds, {base['updates']} updates "
         f"each of three fits, batch {base['batch']}, λ = ±{base['strength']:g}, reference "
         f"{base['reference']}; Δ on n = {n} questions the fit has not seen, summed over target "
         f"tokens. Bands: 95 % over seeds; dashed: {len(first.deltas.lines['random'])} random "
-        "orders. Circles: the paper's models at 50 heads."
+        f"orders.{circles if any(map(_published_at_end, panels)) else ''}"
     )
 
 
