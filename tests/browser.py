@@ -186,6 +186,16 @@ class Browser:
             raise AssertionError(details.get("exception", {}).get("description", details["text"]))
         return answer["result"].get("value")
 
+    def texts(self, selector: str) -> list[str]:
+        """The text of each element that matches."""
+        found: list[str] = self.js(
+            f"[...document.querySelectorAll({json.dumps(selector)})].map(one => one.textContent)"
+        )
+        return found
+
+    def count(self, selector: str) -> int:
+        return int(self.js(f"document.querySelectorAll({json.dumps(selector)}).length"))
+
     def wait(self, condition: str) -> None:
         """Wait until a JavaScript expression is true."""
         until = time.monotonic() + LIMIT

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -241,24 +239,6 @@ def _facts(names: list[str], hostile: bool) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[browsers.Browser]:
-    path = browsers.find()
-    if path is None:
-        if os.environ.get("CI_BROWSER") == "1":
-            pytest.fail("CI_BROWSER=1, but there is no chromium")
-        pytest.skip("no chromium here (apt-get install chromium)")
-    with browsers.Browser(path) as one:
-        yield one
-
-
-@pytest.fixture
-def browser(chromium: browsers.Browser) -> browsers.Browser:
-    chromium.size(1280, 900)
-    chromium.dark(False)
-    return chromium
-
-
 @pytest.fixture
 def page(browser: browsers.Browser, tmp_path: Path) -> browsers.Browser:
     return _open(browser, tmp_path, sample())
@@ -275,16 +255,6 @@ def _open(
     path.write_text(render("circuits", data, **facts), encoding="utf-8")
     browser.open(path, fragment)
     return browser
-
-
-def _texts(browser: browsers.Browser, selector: str) -> list[str]:
-    return browser.js(
-        f"[...document.querySelectorAll({json.dumps(selector)})].map(one => one.textContent)"
-    )
-
-
-def _count(browser: browsers.Browser, selector: str) -> int:
-    return browser.js(f"document.querySelectorAll({json.dumps(selector)}).length")
 
 
 def _entry(line: dict[str, Any], layer: int, head: int) -> int:
@@ -313,8 +283,8 @@ def test_a_click_on_a_head_map_marks_the_head_everywhere(page: browsers.Browser)
     page.click(CELL)
     assert page.js("document.body.dataset.head") == "smollm2 L23H3"
     assert page.js("decodeURIComponent(location.hash)") == "#head=smollm2 L23H3"
-    assert _count(page, f"{MAP} .outline .in") == 3  # in the maps of all tasks of this model
-    assert _count(page, ".map .outline .in") == 3  # and in no map of the other
+    assert page.count(f"{MAP} .outline .in") == 3  # in the maps of all tasks of this model
+    assert page.count(".map .outline .in") == 3  # and in no map of the other
     where = "(one => { const box = one.getBoundingClientRect(); return [box.x, box.y]; })"
     for task, _, _ in TASKS:
         of_task = f'{MAP}[data-task="{task}"]'
@@ -329,7 +299,7 @@ def test_a_click_on_a_head_map_marks_the_head_everywhere(page: browsers.Browser)
         ".map(one => [one.closest('.panel').dataset.task, Number(one.dataset.k)])"
     )
     assert marks == [[line["task"], _entry(line, 23, 3)] for line in data["lines"][:3]]
-    assert _texts(page, "#head-table tr.picked button") == ["L23H3"]
+    assert page.texts("#head-table tr.picked button") == ["L23H3"]
 
 
 def test_a_second_click_or_escape_lets_the_head_go(page: browsers.Browser) -> None:
@@ -339,11 +309,11 @@ def test_a_second_click_or_escape_lets_the_head_go(page: browsers.Browser) -> No
         release()
         assert page.js("document.body.dataset.head") is None
         assert page.js("location.hash") == ""
-        assert _count(page, ".outline .in, .mark, tr.picked") == 0
+        assert page.count(".outline .in, .mark, tr.picked") == 0
 
 
 def test_a_row_of_the_table_and_the_keyboard_choose_heads_too(page: browsers.Browser) -> None:
-    name = _texts(page, "#head-table tbody button")[0]
+    name = page.texts("#head-table tbody button")[0]
     page.click("#head-table tbody tr:first-child td:last-child")
     assert page.js("document.body.dataset.head") == f"smollm2 {name}"
     page.js(f"document.querySelector({json.dumps(CELL)}).focus()")
@@ -358,8 +328,8 @@ def test_an_address_with_a_head_opens_on_that_head(
 ) -> None:
     _open(browser, tmp_path, sample(), "#head=gpt2%20L11H4")
     assert browser.js("document.body.dataset.head") == "gpt2 L11H4"
-    assert _count(browser, '.map[data-model="gpt2"] .outline .in') == 3
-    assert _count(browser, ".map .outline .in") == 3  # smollm2 has an L11H4 too: another head
+    assert browser.count('.map[data-model="gpt2"] .outline .in') == 3
+    assert browser.count(".map .outline .in") == 3  # smollm2 has an L11H4 too: another head
     _open(browser, tmp_path, sample(), "#head=gpt2%20L12H4")  # gpt2 has layers 0 to 11
     assert browser.js("document.body.dataset.head") is None
     assert browser.errors == []
@@ -376,12 +346,12 @@ def test_hostile_text_is_shown_as_text(browser: browsers.Browser, tmp_path: Path
     browser.point('.panel[data-task="ioi"] .plot')
     assert browser.js("document.body.dataset.head") == f"{bad} L23H3"
     assert browser.js("typeof window.hacked") == "undefined"
-    assert _count(browser, "img, body script:not(#data)") == 2  # the page's own two scripts
+    assert browser.count("img, body script:not(#data)") == 2  # the page's own two scripts
     text = browser.js("document.body.innerText")
     for hostile in (SCRIPT, IMAGE, BRACES):
         assert hostile in text
-    assert _texts(browser, "#curve-legend .chip") == [bad, other]
-    assert any(IMAGE in text for text in _texts(browser, "#pair-table td"))
+    assert browser.texts("#curve-legend .chip") == [bad, other]
+    assert any(IMAGE in text for text in browser.texts("#pair-table td"))
     assert SCRIPT in browser.js("document.querySelector('.tip').textContent")
     assert (browser.errors, browser.requests) == ([], [])
 
@@ -411,8 +381,8 @@ def test_dark_mode_darkens_the_paper(page: browsers.Browser) -> None:
 
 def test_the_pair_selects_change_the_multiplier(page: browsers.Browser) -> None:
     in_curve, in_table = '.panel[data-task="ioi"] .times', '#pair-table tr[data-task="ioi"] .times'
-    assert (_texts(page, in_curve), _texts(page, in_table)) == ([], [])  # no pair was asked for
-    labels = _texts(page, '.panel[data-task="ioi"] text.k')
+    assert (page.texts(in_curve), page.texts(in_table)) == ([], [])  # no pair was asked for
+    labels = page.texts('.panel[data-task="ioi"] text.k')
     data, _ = sample()
     needs = {
         line["model"]: line["curve"]["crossings"]["90"]["k"]
@@ -424,26 +394,26 @@ def test_the_pair_selects_change_the_multiplier(page: browsers.Browser) -> None:
         page.choose("#pair-dense", dense)
         page.choose("#pair-sparse", sparse)
         expected = [f"{needs[dense] / needs[sparse]:.1f}x"]
-        assert _texts(page, in_curve) == _texts(page, in_table) == expected
-    reasons = _texts(page, '#pair-table tr[data-task="docstring"] .reason')
+        assert page.texts(in_curve) == page.texts(in_table) == expected
+    reasons = page.texts('#pair-table tr[data-task="docstring"] .reason')
     assert reasons == ["gpt2 does not reach 90 %"]
 
 
 def test_a_task_that_is_not_done_says_so_where_its_curve_would_be(page: browsers.Browser) -> None:
-    assert any("gpt2 does not do this task" in t for t in _texts(page, '[data-task="docstring"]'))
+    assert any("gpt2 does not do this task" in t for t in page.texts('[data-task="docstring"]'))
     page.click("#curve-legend .chip")  # hide smollm2: only the finding is left
-    assert _count(page, '.panel[data-task="docstring"] .plot') == 0
-    assert "does not do this task" in _texts(page, '.panel[data-task="docstring"] .none')[0]
+    assert page.count('.panel[data-task="docstring"] .plot') == 0
+    assert "does not do this task" in page.texts('.panel[data-task="docstring"] .none')[0]
 
 
 def test_published_numbers_stand_where_they_can_be_compared(page: browsers.Browser) -> None:
     note, panel = '.panel[data-task="ioi"] .note', "document.querySelector('[data-task=ioi] .plot')"
     at = f"Number({panel}.querySelector('circle.published').getAttribute('cx'))"
     share = f"{at} / Number({panel}.querySelector('svg').getAttribute('width'))"
-    assert "share of heads" not in _texts(page, note)[0]  # gpt2 itself is shown
+    assert "share of heads" not in page.texts(note)[0]  # gpt2 itself is shown
     assert page.js(share) == pytest.approx(100 / 270)  # at k = 100 of an axis up to 270
     page.click("#curve-legend .chip:nth-child(2)")
-    assert _texts(page, note)[0].startswith("published, GPT-2, at its share of heads")
+    assert page.texts(note)[0].startswith("published, GPT-2, at its share of heads")
     assert page.js(share) == pytest.approx(100 / 144)
 
 
@@ -465,12 +435,12 @@ def test_a_large_study_stays_folded_and_draws_what_is_opened(
     data["multipliers"] = []
     _open(browser, tmp_path, (data, facts))
     assert (browser.errors, browser.requests) == ([], [])
-    assert _count(browser, ".map") == 3
+    assert browser.count(".map") == 3
     browser.click('details[data-model="m7"] summary')
     browser.wait("document.querySelectorAll('.map').length === 6")
     browser.click('.map[data-model="m7"] .cell[data-head="L3H3"]')
     assert browser.js("document.body.dataset.head") == "m7 L3H3"
-    assert _count(browser, '.mark[data-head="L3H3"]') == 3  # its curves are shown now
+    assert browser.count('.mark[data-head="L3H3"]') == 3  # its curves are shown now
 
 
 def test_one_model_needs_no_pair(browser: browsers.Browser, tmp_path: Path) -> None:
@@ -478,7 +448,7 @@ def test_one_model_needs_no_pair(browser: browsers.Browser, tmp_path: Path) -> N
     data["models"], data["lines"] = data["models"][:1], data["lines"][:3]
     data["multipliers"] = []
     _open(browser, tmp_path, (data, facts))
-    assert (browser.errors, _count(browser, "#pair")) == ([], 0)
+    assert (browser.errors, browser.count("#pair")) == ([], 0)
 
 
 def test_what_is_missing_is_left_out_without_an_error(
@@ -500,12 +470,12 @@ def test_what_is_missing_is_left_out_without_an_error(
     browser.click(CELL)
     browser.point('.panel[data-task="ioi"] .plot')
     assert (browser.errors, browser.requests) == ([], [])
-    assert "not reached" in _texts(browser, "#number-table tr:first-child")[1]
-    assert _texts(browser, "#pair-table .reason") == ["not measured"] * 3
+    assert "not reached" in browser.texts("#number-table tr:first-child")[1]
+    assert browser.texts("#pair-table .reason") == ["not measured"] * 3
     for missing in ("undefined", "NaN", "null"):
         assert missing not in browser.js("document.body.innerText")
     browser.choose("#head-controls select", "gpt2")
-    assert _count(browser, "#head-table thead th") == 2
+    assert browser.count("#head-table thead th") == 2
 
 
 def test_the_page_itself_is_light() -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -225,24 +223,6 @@ def _facts(names: list[str], hostile: bool) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[browsers.Browser]:
-    path = browsers.find()
-    if path is None:
-        if os.environ.get("CI_BROWSER") == "1":
-            pytest.fail("CI_BROWSER=1, but there is no chromium")
-        pytest.skip("no chromium here (apt-get install chromium)")
-    with browsers.Browser(path) as one:
-        yield one
-
-
-@pytest.fixture
-def browser(chromium: browsers.Browser) -> browsers.Browser:
-    chromium.size(1280, 900)
-    chromium.dark(False)
-    return chromium
-
-
 @pytest.fixture
 def page(browser: browsers.Browser, tmp_path: Path) -> browsers.Browser:
     return _open(browser, tmp_path, sample())
@@ -256,16 +236,6 @@ def _open(
     path.write_text(render("roles", data, **facts), encoding="utf-8")
     browser.open(path, fragment)
     return browser
-
-
-def _texts(browser: browsers.Browser, selector: str) -> list[str]:
-    return browser.js(
-        f"[...document.querySelectorAll({json.dumps(selector)})].map(one => one.textContent)"
-    )
-
-
-def _count(browser: browsers.Browser, selector: str) -> int:
-    return browser.js(f"document.querySelectorAll({json.dumps(selector)}).length")
 
 
 def _map(panel: dict[str, Any], name: str, field: str) -> Any:
@@ -297,7 +267,7 @@ def test_the_page_is_silent_and_asks_the_network_for_nothing(page: browsers.Brow
     page.click('[data-copy="cite"]')
     assert page.errors == []
     assert page.requests == []
-    assert _count(page, ".map .cell") == 3 * 270 + 2 * 144
+    assert page.count(".map .cell") == 3 * 270 + 2 * 144
     assert "[object" not in page.js("document.body.innerText")
 
 
@@ -339,9 +309,9 @@ def test_green_falls_blue_stays_and_red_rises(page: browsers.Browser) -> None:
     assert green > 40  # pixels below the line at 0
     assert abs(blue) < 4
     assert red < -20
-    assert _texts(page, _plot("gpt2", "syntax") + " text.end") == ["F", "I", "N"]
-    assert _count(page, _plot("gpt2", "syntax") + " polygon") == 4
-    assert _count(page, _plot("gpt2", "syntax") + " polyline.random") == 1
+    assert page.texts(_plot("gpt2", "syntax") + " text.end") == ["F", "I", "N"]
+    assert page.count(_plot("gpt2", "syntax") + " polygon") == 4
+    assert page.count(_plot("gpt2", "syntax") + " polyline.random") == 1
 
 
 def test_the_tip_of_a_line_has_its_value_and_interval(page: browsers.Browser) -> None:
@@ -363,13 +333,13 @@ def test_hiding_a_line_gives_the_others_its_room(page: browsers.Browser) -> None
     assert "\u2212100" in before
     page.click('#line-legend [data-line="F"]')
     assert "\u2212100" not in page.js(f"{LABELS}('line-grid')")[2][0]
-    assert "F" not in _texts(page, "#line-grid text.end")
+    assert "F" not in page.texts("#line-grid text.end")
     for name in ("I", "N", "random"):
         page.click(f'#line-legend [data-line="{name}"]')
-    assert _count(page, "#line-grid polyline") == 0
+    assert page.count("#line-grid polyline") == 0
     assert page.errors == []
     page.click('#line-legend [data-line="F"]')
-    assert set(_texts(page, "#line-grid text.end")) == {"F"}
+    assert set(page.texts("#line-grid text.end")) == {"F"}
 
 
 def test_a_click_on_a_head_map_marks_the_head_everywhere(page: browsers.Browser) -> None:
@@ -377,15 +347,15 @@ def test_a_click_on_a_head_map_marks_the_head_everywhere(page: browsers.Browser)
     page.click(CELL)
     assert page.js("document.body.dataset.head") == "smollm2 L23H3"
     assert page.js("decodeURIComponent(location.hash)") == "#head=smollm2 L23H3"
-    assert _count(page, f"{MAP} .outline .in") == 3  # in the maps of all tasks of this model
-    assert _count(page, ".map .outline .in") == 3  # and in no map of the other
-    assert _texts(page, "#head-table tr.picked button") == ["L23H3"]
+    assert page.count(f"{MAP} .outline .in") == 3  # in the maps of all tasks of this model
+    assert page.count(".map .outline .in") == 3  # and in no map of the other
+    assert page.texts("#head-table tr.picked button") == ["L23H3"]
     page.choose("#map-of", "I")  # another look at the same heads: still chosen
-    assert _count(page, f"{MAP} .outline .in") == 3
+    assert page.count(f"{MAP} .outline .in") == 3
     page.click('.map[data-model="gpt2"][data-task="syntax"] .cell[data-head="L5H2"]')
     assert page.js("document.body.dataset.head") == "gpt2 L5H2"
-    assert _count(page, f"{MAP} .outline .in") == 0
-    assert _texts(page, "#head-table tr.picked button") == ["L5H2"]
+    assert page.count(f"{MAP} .outline .in") == 0
+    assert page.texts("#head-table tr.picked button") == ["L5H2"]
     assert page.js("document.querySelector('#head-controls select').value") == "gpt2"
 
 
@@ -396,11 +366,11 @@ def test_a_second_click_or_escape_lets_the_head_go(page: browsers.Browser) -> No
         release()
         assert page.js("document.body.dataset.head") is None
         assert page.js("location.hash") == ""
-        assert _count(page, ".outline .in, tr.picked") == 0
+        assert page.count(".outline .in, tr.picked") == 0
 
 
 def test_a_row_of_the_table_and_the_keyboard_choose_heads_too(page: browsers.Browser) -> None:
-    name = _texts(page, "#head-table tbody button")[0]
+    name = page.texts("#head-table tbody button")[0]
     page.click("#head-table tbody tr:first-child td:last-child")
     assert page.js("document.body.dataset.head") == f"smollm2 {name}"
     page.js(f"document.querySelector({json.dumps(CELL)}).focus()")
@@ -414,8 +384,8 @@ def test_an_address_with_a_head_opens_on_that_head(
 ) -> None:
     _open(browser, tmp_path, sample(), "#head=gpt2%20L11H4")
     assert browser.js("document.body.dataset.head") == "gpt2 L11H4"
-    assert _count(browser, '.map[data-model="gpt2"] .outline .in') == 2
-    assert _count(browser, ".map .outline .in") == 2  # smollm2 has an L11H4 too: another head
+    assert browser.count('.map[data-model="gpt2"] .outline .in') == 2
+    assert browser.count(".map .outline .in") == 2  # smollm2 has an L11H4 too: another head
     _open(browser, tmp_path, sample(), "#head=gpt2%20L12H4")  # gpt2 has layers 0 to 11
     assert browser.js("document.body.dataset.head") is None
     assert browser.errors == []
@@ -487,13 +457,13 @@ def test_shares_are_the_datas_and_published_ones_stand_below_their_task(
         wanted = [
             f"{100 * one['shares'][r][k]:.1f}" for r in ROLES for k in ("mean", "always", "any")
         ]
-        assert _texts(page, row) == wanted
-    missing = _texts(page, '#share-table [data-task="math"] [data-model="gpt2"]')
+        assert page.texts(row) == wanted
+    missing = page.texts('#share-table [data-task="math"] [data-model="gpt2"]')
     assert missing == ["gpt2not measured"]
     published = "#share-table tr.published"
-    assert _texts(page, f'[data-task="syntax"] {published.split()[1]} td.name') == ["L3.2-1B"]
-    assert _count(page, published) == 1  # though two models of that task have it
-    assert [text for text in _texts(page, f"{published} td.n") if text] == [
+    assert page.texts(f'[data-task="syntax"] {published.split()[1]} td.name') == ["L3.2-1B"]
+    assert page.count(published) == 1  # though two models of that task have it
+    assert [text for text in page.texts(f"{published} td.n") if text] == [
         "1.2",
         "72.1",
         "0.2",
@@ -508,14 +478,14 @@ def test_accuracy_is_held_against_chance(browser: browsers.Browser, tmp_path: Pa
 
     def row(model: str, task: str) -> str:
         selector = f'#accuracy-table tr[data-model="{model}"][data-task="{task}"]'
-        return _texts(browser, selector)[0]
+        return browser.texts(selector)[0]
 
     assert row("smollm2", "syntax") == "smollm225 %18 to 3320 %not above64"
     assert row("gpt2", "syntax") == "gpt261 %50 to 7020 %64"
     assert row("gpt2", "common-sense") == "gpt2no accuracy for this task"
     assert row("smollm2", "math") == "smollm25 %2 to 13\u201364"
     assert row("gpt2", "math") == "gpt2not measured"
-    assert _count(browser, "#accuracy-table .chance") == 3
+    assert browser.count("#accuracy-table .chance") == 3
 
 
 def test_the_table_lists_the_surest_heads_that_help_or_hinder(page: browsers.Browser) -> None:
@@ -533,12 +503,12 @@ def test_the_table_lists_the_surest_heads_that_help_or_hinder(page: browsers.Bro
                 found.append((*min(own), layer, head))
     wanted = [f"L{layer}H{head}" for _, _, layer, head in sorted(found)]
     assert len(wanted) > 20
-    assert _texts(page, "#head-table tbody button") == wanted[:20]
+    assert page.texts("#head-table tbody button") == wanted[:20]
     caption = page.js("document.getElementById('head-caption').textContent")
     assert caption.startswith(f"The 20 surest of {len(wanted)} heads")
     page.click(f'{MAP} .cell[data-head="{wanted[-1]}"]')
-    assert _texts(page, "#head-table tbody button") == [*wanted[:20], wanted[-1]]
-    cells = _texts(page, "#head-table tr.picked td.role")
+    assert page.texts("#head-table tbody button") == [*wanted[:20], wanted[-1]]
+    cells = page.texts("#head-table tr.picked td.role")
     for cell, one in zip(cells, panels, strict=True):
         role = ROLES[_map(one, wanted[-1], "role")].replace("none", "no role")
         assert cell.startswith(f"{role}{_map(one, wanted[-1], 'agree')}/10")
@@ -555,11 +525,11 @@ def test_hostile_text_is_shown_as_text(browser: browsers.Browser, tmp_path: Path
     assert SCRIPT in browser.js("document.querySelector('.tip').textContent")
     browser.choose("#head-controls select", other)
     assert browser.js("typeof window.hacked") == "undefined"
-    assert _count(browser, "img, body script:not(#data)") == 2  # the page's own two scripts
+    assert browser.count("img, body script:not(#data)") == 2  # the page's own two scripts
     text = browser.js("document.body.innerText")
     for hostile in (SCRIPT, IMAGE, BRACES):
         assert hostile in text
-    assert f"L3.2-1B {IMAGE}" in _texts(browser, "#share-table td.name")
+    assert f"L3.2-1B {IMAGE}" in browser.texts("#share-table td.name")
     assert (browser.errors, browser.requests) == ([], [])
 
 
@@ -605,7 +575,7 @@ def test_a_large_study_stays_folded_and_draws_what_is_opened(
     ]
     _open(browser, tmp_path, (data, facts))
     assert (browser.errors, browser.requests) == ([], [])
-    assert _count(browser, ".map") == 3
+    assert browser.count(".map") == 3
     browser.click('details[data-model="m2"] summary')
     browser.wait("document.querySelectorAll('.map').length === 6")
     browser.click('.map[data-model="m2"] .cell[data-head="L3H3"]')
@@ -637,10 +607,10 @@ def test_what_is_missing_is_left_out_without_an_error(
     browser.point(f'{MAP}[data-task="common-sense"] .cell[data-head="L0H0"]')
     browser.point(_plot("smollm2", "common-sense"))
     assert (browser.errors, browser.requests) == ([], [])
-    assert _count(browser, _plot("smollm2", "syntax") + " polygon") == 0
-    assert _count(browser, '#line-grid .row[data-task="math"] .none') == 2
+    assert browser.count(_plot("smollm2", "syntax") + " polygon") == 0
+    assert browser.count('#line-grid .row[data-task="math"] .none') == 2
     browser.choose("#head-controls select", "gpt2")
-    assert _texts(browser, "#head-table") == ["No roles for this model."]
+    assert browser.texts("#head-table") == ["No roles for this model."]
     browser.js("document.querySelector('#fit details').open = true")
     for missing in ("undefined", "NaN", "null", "Infinity"):
         assert missing not in browser.js("document.documentElement.outerHTML.split('<script')[0]")
@@ -650,7 +620,7 @@ def test_nothing_measured_is_still_a_page(browser: browsers.Browser, tmp_path: P
     data, facts = sample()
     _open(browser, tmp_path, ({**data, "panels": []}, facts))
     assert (browser.errors, browser.requests) == ([], [])
-    assert set(_texts(browser, "#line-grid .none")) == {"Not measured."}
+    assert set(browser.texts("#line-grid .none")) == {"Not measured."}
 
 
 def test_one_model_has_its_tasks_side_by_side(browser: browsers.Browser, tmp_path: Path) -> None:
@@ -661,7 +631,7 @@ def test_one_model_has_its_tasks_side_by_side(browser: browsers.Browser, tmp_pat
     plots = "[...document.querySelectorAll('#line-grid .plot')]"
     tops = browser.js(f"{plots}.map(one => one.getBoundingClientRect().y)")
     assert tops == pytest.approx(tops[:1] * 3, abs=1)
-    assert (browser.errors, _count(browser, "#head-controls select")) == ([], 0)
+    assert (browser.errors, browser.count("#head-controls select")) == ([], 0)
 
 
 def test_the_page_itself_is_light() -> None:
