@@ -135,7 +135,7 @@ def _about(roles: Roles) -> str:
         f"{fit.model}, {layers} x {heads} heads, task {fit.task or '-'}; gates fitted on "
         f"{len(fit.examples)} examples, {fit.settings.get('updates')} updates each of three fits, "
         f"batch {fit.settings.get('batch')}, λ = ±{fit.settings.get('strength'):g}, reference "
-        f"{fit.settings.get('reference')}; {len(fit.seeds)} seeds ({_listed(fit.seeds)})."
+        f"{fit.settings.get('reference')}; seeds {_listed(fit.seeds)}."
     )
 
 
