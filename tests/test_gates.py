@@ -379,3 +379,16 @@ def test_a_gate_is_not_rounded_to_the_models_dtype():
     for value in (0.3, 1 - 1 / 512):
         g = torch.full((1, 1, 1, 1), value)
         assert torch.equal(gate_heads(z, g, None), (g * z.float()).bfloat16())
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 4, 1), (1, 1, 4, 1), (3, 5, 4, 1)])
+def test_the_gradient_of_a_gated_head_is_that_of_the_formula(shape):
+    random = torch.Generator().manual_seed(0)
+    z, weight = (torch.randn(3, 5, 4, 2, generator=random, dtype=torch.float64) for _ in range(2))
+    g = torch.rand(shape, generator=random, dtype=torch.float64)
+    found = []
+    for formula in (lambda z, g: g * z, lambda z, g: gate_heads(z, g, None)):
+        one, other = z.clone().requires_grad_(), g.clone().requires_grad_()
+        found.append(torch.autograd.grad((formula(one, other) * weight).sum(), (one, other)))
+    for plain, ours in zip(*found, strict=True):
+        assert torch.allclose(plain, ours, atol=1e-12)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from tiny import ARCHITECTURES, random_ids, tiny
 
 import headlab
 from headlab import Gates, Head, HeadlabError, Model
-from headlab.kernels import few_kernels
+from headlab.kernels import few_kernels, rotate
 from headlab.proofs import check
 from headlab.restart import clean_pass, restarted
 
@@ -249,3 +250,21 @@ def test_an_interrupted_check_leaves_no_shortcut_unproved(monkeypatch):
         monkeypatch.setattr(headlab.proofs, "_compared", honest)
         assert model.cuts_logits == (proof == "ending")
         assert model.restart is None or not model.restart.ends_early
+
+
+def test_the_way_back_through_rotary_positions_is_that_of_the_models_own():
+    """On a GPU, gates are fitted through the stand-in: its gradient must be the model's."""
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+    random = torch.Generator().manual_seed(0)
+    shapes = [(2, 4, 5, 8), (2, 2, 5, 8), (2, 5, 8), (2, 5, 8)]  # q, k, cos, sin: halves differ
+    q, k, cos, sin = (torch.randn(s, generator=random, dtype=torch.float64) for s in shapes)
+    weights = [torch.randn(each.shape, generator=random, dtype=torch.float64) for each in (q, k)]
+    found = []
+    for turn in (apply_rotary_pos_emb, partial(rotate, apply_rotary_pos_emb)):
+        one, other = q.clone().requires_grad_(), k.clone().requires_grad_()
+        turned = turn(one, other, cos, sin)
+        total = sum((part * weight).sum() for part, weight in zip(turned, weights, strict=True))
+        found.append(torch.autograd.grad(total, (one, other)))
+    for own, ours in zip(*found, strict=True):
+        assert torch.allclose(own, ours, atol=1e-12)

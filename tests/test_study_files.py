@@ -178,6 +178,21 @@ def test_the_file_that_new_writes_is_a_study_and_shows_the_defaults(tmp_path, st
     assert set(type(spec).model_fields) <= {line.lstrip("# ").split(":")[0] for line in opened}
 
 
+def test_the_baselines_number_is_that_of_curves():
+    from headlab import curves
+    from headlab.studies import spec
+
+    assert spec.MIN_ORDERS == curves.MIN_ORDERS
+
+
+def test_word_tasks_are_tasks_of_studies_and_unpaired_ones_are_not_patched():
+    assert make_spec({"study": "roles", "tasks": ["antonym-icl"]}).tasks == ["antonym-icl"]
+    with pytest.raises(HeadlabError, match="syntax has no counterfactuals"):
+        make_spec({"study": "circuits", "tasks": ["syntax"]})
+    ablated = {"tasks": ["syntax"], "methods": ["ablate"], "reference": "zero"}
+    assert make_spec({"study": "circuits", **ablated}).tasks == ["syntax"]
+
+
 def test_unknown_studies_are_answered_with_the_nearest():
     with pytest.raises(HeadlabError, match="did you mean 'circuits'"):
         find_study("circuit")

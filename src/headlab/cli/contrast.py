@@ -43,10 +43,10 @@ def rank_contrast(
     from headlab.gatefits import Schedule, fit_contrast
     from headlab.scores import HeadScores, write_scores
     from headlab.stats import share_interval
-    from headlab.tasks import make_examples
+    from headlab.tasks import make_examples, takes_data
 
     def made(task: str, split: Any) -> list[Any]:
-        of_sets = data if "-" in task or task in ("syntax", "commonsense", "math") else None
+        of_sets = data if takes_data(task) else None
         return make_examples(loaded, task, None, seed, split, data=of_sets)
 
     training = [made(task, "rank")[:n] for task in (keep, forget)]

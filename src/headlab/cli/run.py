@@ -113,7 +113,6 @@ def run_circuits(
     from headlab.studies.spec import make_spec
 
     lists = {"models": models, "tasks": tasks, "pairs": pairs, "methods": methods, "seeds": seeds}
-    given: dict[str, Any] = {name: words(text) for name, text in lists.items() if text is not None}
     single = {
         "size": size,
         "n": n,
@@ -126,8 +125,7 @@ def run_circuits(
         "dtype": dtype,
         "bos": bos,
     }
-    given |= {name: value for name, value in single.items() if value is not None}
-    spec = make_spec({"study": "circuits", **given})
+    spec = make_spec({"study": "circuits", **given(lists, single)})
     run_spec(spec, folder, device, trust_remote_code, dry_run, quiet)
 
 
@@ -261,6 +259,12 @@ def execute(run: Run, device: str | None, trust_remote_code: bool, quiet: bool) 
             f"{len(failed)} of {count(len(run.cells), 'cell')} failed{known}; "
             f"{run.resume_command} tries again"
         )
+
+
+def given(lists: dict[str, str | None], single: dict[str, Any]) -> dict[str, Any]:
+    """The settings that options name; what is left out is not there."""
+    named: dict[str, Any] = {name: words(text) for name, text in lists.items() if text is not None}
+    return named | {name: value for name, value in single.items() if value is not None}
 
 
 def words(text: str) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -17,9 +17,9 @@ from headlab.cli.run import (
     Size,
     Tasks,
     Trust,
+    given,
     run_app,
     run_spec,
-    words,
 )
 
 
@@ -64,7 +64,6 @@ def run_roles(
     from headlab.studies.spec import make_spec
 
     lists = {"models": models, "tasks": tasks, "seeds": seeds}
-    given: dict[str, Any] = {name: words(text) for name, text in lists.items() if text is not None}
     single = {
         "size": size,
         "data": data if data in (None, "hub") else str(Path(data).expanduser().absolute()),
@@ -81,6 +80,5 @@ def run_roles(
         "dtype": dtype,
         "bos": bos,
     }
-    given |= {name: value for name, value in single.items() if value is not None}
-    spec = make_spec({"study": "roles", **given})
+    spec = make_spec({"study": "roles", **given(lists, single)})
     run_spec(spec, folder, device, trust_remote_code, dry_run, quiet)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from headlab.errors import HeadlabError
 from headlab.examples import Example
-from headlab.gatefits.fitting import FitWork, Schedule, begin
+from headlab.gatefits.fitting import FitWork, Schedule, begin, require_fit
 from headlab.gatefits.rows import Rows
 from headlab.gates import ZERO, Reference
 
@@ -68,13 +68,7 @@ def fit_contrast(
         raise HeadlabError(
             f"{len(keep)} examples to keep and {len(forget)} to forget; they come in pairs"
         )
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise HeadlabError("a fit needs seeds, each once")
-    if len(keep) < schedule.batch:
-        raise HeadlabError(
-            f"a batch has {schedule.batch} pairs, and there are {len(keep)}; take a smaller batch "
-            "or more examples"
-        )
+    require_fit(len(keep), seeds, schedule)
     work = _Contrast(model, Rows(model, keep), Rows(model, forget), schedule, reference, budget)
     state = begin(model, seeds, schedule, fits=len(seeds))
     fits = [("contrast", seed) for seed in seeds]

@@ -130,13 +130,7 @@ def fit_gates(
     """
     schedule = schedule or Schedule()
     seeds = list(seeds)
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise HeadlabError("a fit needs seeds, each once")
-    if len(examples) < schedule.batch:
-        raise HeadlabError(
-            f"a batch has {schedule.batch} examples, and there are {len(examples)}; take a smaller "
-            "batch or more examples"
-        )
+    require_fit(len(examples), seeds, schedule)
     work = FitWork(model, Rows(model, examples), schedule, reference, budget)
     state = state or begin(model, seeds, schedule, fits=3 * len(seeds))
     while state.stage < 2:
@@ -170,6 +164,17 @@ def fit_gates(
             "bos": model.bos,
         },
     )
+
+
+def require_fit(n: int, seeds: list[int], schedule: Schedule) -> None:
+    """Refuse a fit that cannot be."""
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise HeadlabError("a fit needs seeds, each once")
+    if n < schedule.batch:
+        raise HeadlabError(
+            f"a batch has {schedule.batch} examples, and there are {n}; take a smaller batch or "
+            "more examples"
+        )
 
 
 def begin(model: Model, seeds: list[int], schedule: Schedule, fits: int) -> State:

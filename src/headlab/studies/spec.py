@@ -16,6 +16,7 @@ from headlab.aliases import ALIASES, cached_models
 from headlab.errors import HeadlabError
 from headlab.studies.yamls import Document
 
+MIN_ORDERS = 20  # random orders behind a baseline; that of curves, which would bring torch
 Size = Literal["smoke", "small", "paper"]
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 
@@ -41,14 +42,14 @@ def _task(name: str, info: ValidationInfo) -> str:
     """A task's name; a file by its absolute path, its lines read and found right."""
     if is_stored(info):
         return name
-    from headlab.tasks import TASKS, find_task
+    from headlab.tasks import TASKS, Task, find_task
     from headlab.tasks.jsonl import read_examples
 
     if name in TASKS:
         return name
     path = as_path(name, info)
-    if not path.is_file():
-        said(lambda: find_task(name))  # says which task is nearest
+    if not path.is_file() and isinstance(said(lambda: find_task(name)), Task):  # or the nearest
+        return name
     said(lambda: read_examples(path))
     return str(path)
 

@@ -133,6 +133,12 @@ def find_task(name: str) -> Task | Path:
     raise HeadlabError(f"no task {name!r}{hint} (headlab tasks lists all; a file is named .jsonl)")
 
 
+def takes_data(task: str) -> bool:
+    """Whether it is a question set, which may come from published files."""
+    found = find_task(task)
+    return isinstance(found, Task) and not found.paired
+
+
 def make_examples(
     texts: Texts,
     task: str,

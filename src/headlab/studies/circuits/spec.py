@@ -11,10 +11,9 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic import BeforeValidator as Before
 
 from headlab.studies.cells import Cell
-from headlab.studies.spec import Models, Name, Spec, as_list, as_model, each_once, said
+from headlab.studies.spec import MIN_ORDERS, Models, Name, Spec, as_list, as_model, each_once, said
 
 TASKS_OF_THE_PAPER = ["ioi", "ioi-long", "greater-than", "docstring"]
-MIN_ORDERS = 20  # random orders behind a baseline; that of curves, which would bring torch
 Method = Literal["patch", "attribute", "ablate", "random"]
 
 
@@ -89,18 +88,24 @@ class CircuitsSpec(Spec):
 
     def _require_examples(self, task: str) -> None:
         """What can be said of a file without a tokenizer."""
-        if not Path(task).is_file():
-            return
         from headlab.examples import name_examples
+        from headlab.tasks import takes_data
         from headlab.tasks.jsonl import read_examples
 
+        paired = self.reference == "counterfactual" or "patch" in self.methods
+        if not Path(task).is_file():
+            if paired and Path(task).suffix != ".jsonl" and takes_data(task):
+                raise ValueError(
+                    f"{task} has no counterfactuals; take other methods than patch and another "
+                    "reference"
+                )
+            return
         examples = said(lambda: name_examples(read_examples(task)))
         if len(examples) < 4:
             raise ValueError(
                 f"{task} has too few examples, {len(examples)}: some rank the heads, others test "
                 "the order, and either needs two"
             )
-        paired = self.reference == "counterfactual" or "patch" in self.methods
         bare = [each.name for each in examples if each.counterfactual is None]
         if paired and bare:
             raise ValueError(

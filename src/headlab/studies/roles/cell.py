@@ -21,7 +21,7 @@ from headlab.model import Model
 from headlab.studies import Work
 from headlab.studies.cells import Cell, Record
 from headlab.studies.tables import joined, part, split, values_of
-from headlab.tasks import TASKS, make_examples
+from headlab.tasks import make_examples, takes_data
 
 _SHOWN = 5  # examples kept with their texts, for the report
 _KEEP = 50  # updates between two states of a fit on the disk
@@ -52,7 +52,7 @@ def run_cell(cell: Cell, model: Model, progress: Progress, scratch: Path) -> Rec
     asked = cell.settings
     backed_off = model.back_offs
     drawn: dict[str, Any] = {"seed": cell.seed}
-    if cell.task in TASKS and not TASKS[cell.task].paired:
+    if takes_data(cell.task):
         drawn["data"] = asked["data"]
     training = make_examples(model, cell.task, asked["train"], split="rank", **drawn)
     tested = make_examples(model, cell.task, None, split="curve", **drawn)[: asked["n"]]

@@ -18,6 +18,7 @@ from headlab.studies.facts import asked, cite, facts, run_warnings
 from headlab.studies.roles.cell import Found
 from headlab.studies.roles.figure import draw_all
 from headlab.studies.roles.panels import Panel, layout, published, read_panels
+from headlab.studies.spec import MIN_ORDERS
 from headlab.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -122,10 +123,10 @@ def _warnings(run: Run, spec: RolesSpec, panels: list[Panel]) -> list[str]:
     if fewer:
         each = ", ".join(f"{task} {n}" for task, n in fewer.items())
         told.append(f"{spec.n} questions were asked for, and fewer were there to test on: {each}.")
-    if spec.random_orders < 20:
+    if spec.random_orders < MIN_ORDERS:
         told.append(
-            f"{spec.random_orders} random orders are a quick look; at least 20 stand behind a "
-            "baseline."
+            f"{spec.random_orders} random orders are a quick look; at least {MIN_ORDERS} stand "
+            "behind a baseline."
         )
     if len(spec.seeds) < 5:
         told.append(f"{len(spec.seeds)} seeds hardly tell how certain a role is; the paper has 10.")

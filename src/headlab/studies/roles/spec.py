@@ -8,10 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
 from headlab.studies.cells import Cell
-from headlab.studies.spec import Models, Spec, Tasks, as_path, is_stored
+from headlab.studies.spec import MIN_ORDERS, Models, Spec, Tasks, as_path, is_stored
 
 SETS = ["syntax", "commonsense", "math"]
-MIN_ORDERS = 20  # random orders behind a baseline
 
 
 def _folder(name: str | None, info: ValidationInfo) -> str | None:
