@@ -298,7 +298,7 @@ def test_rows_hold_each_prompt_and_read_only_its_target():
     rows = Rows(model, examples)
     for budget in (1, 10, 1000):
         seen = {}
-        for drawn in rows.draw(torch.tensor([2, 1, 0]).numpy(), budget):
+        for drawn in rows.draw(torch.tensor([2, 1, 0]).numpy(), budget, start=0):
             for row, number in enumerate(drawn.numbers.tolist()):
                 ids, start = model.join(examples[2 - number].prompt, examples[2 - number].target)
                 length = int(drawn.tokens.mask[row].sum())
@@ -318,10 +318,15 @@ def test_short_rows_are_not_padded_to_long_ones_where_that_costs_more():
         for n, each in enumerate(short[:2])
     ]
     rows = Rows(model, [*short, *long])
-    shapes = [tuple(drawn.tokens.ids.shape) for drawn in rows.draw(np.arange(len(rows)), tokens=80)]
-    assert shapes[0] == (2, 10)
-    assert {length for _, length in shapes[1:]} == {4}
-    assert sum(count for count, _ in shapes) == len(rows)
+
+    def shapes(tokens: int, start: int) -> list[tuple[int, ...]]:
+        drawn = rows.draw(np.arange(len(rows)), tokens, start)
+        return [tuple(each.tokens.ids.shape) for each in drawn]
+
+    assert shapes(tokens=80, start=10) == [(2, 10), (20, 4), (10, 4)]
+    assert shapes(tokens=800, start=10) == [(2, 10), (30, 4)]
+    assert shapes(tokens=800, start=30 * 6 - 1) == [(2, 10), (30, 4)]
+    assert shapes(tokens=800, start=30 * 6) == [(32, 10)]  # a pass would cost what it saves
 
 
 # --- deltas ---

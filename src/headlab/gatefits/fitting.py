@@ -37,7 +37,8 @@ CLAMP = 4.0  # beyond, a gate is as good as 0 or 1 and is pushed no further
 PHASES = ("free", "plus", "minus", "contrast")
 _BETAS, _EPS = (0.9, 0.999), 1e-8  # Adam's own
 _KEEP = 10  # updates between two points of a trajectory
-_LARGEST = 2**17  # tokens in a pass on a GPU
+_LARGEST = 2**16  # tokens in a pass on a GPU
+_START = 3e11  # operations that a GPU could do while the kernels of one layer are started
 _GRAPH = 4  # a pass that is differentiated keeps about this many times more than one that is not
 
 
@@ -220,6 +221,7 @@ class FitWork:
         self.model, self.rows, self.schedule = model, rows, schedule
         self._reference = reference
         self._tokens = budget or graph_budget(model, rows)
+        self._start = _start_in_tokens(model)
 
     def _kernels(self) -> AbstractContextManager[None]:
         return few_kernels(self.model) if self.model.device.type == "cuda" else nullcontext()
@@ -274,7 +276,7 @@ class FitWork:
         at = logits.detach().requires_grad_()
         losses = torch.zeros(len(logits), device=logits.device)
         slope = torch.zeros_like(logits)
-        for drawn in rows.draw(numbers, self._tokens):
+        for drawn in rows.draw(numbers, self._tokens, self._start):
             with torch.enable_grad(), self._kernels():
                 owners = drawn.numbers // batch  # [row], the fit
                 gates = at.sigmoid()[owners][None, :, :, :, None]
@@ -302,13 +304,22 @@ def graph_budget(model: Model, rows: Rows) -> int:
     free, _ = torch.cuda.mem_get_info(model.device)
     before = torch.cuda.memory_allocated(model.device)
     torch.cuda.reset_peak_memory_stats(model.device)
-    (drawn,) = rows.draw(longest, 10**9)
+    (drawn,) = rows.draw(longest, tokens=10**9, start=10**9)
     with torch.enable_grad(), model.gated(Gates(gates[None, :, :, :, None], " ".join(AXES))):
         found = model.logits_at(drawn.tokens, drawn.rows, drawn.positions)
         torch.autograd.grad(cross_entropy(found.float(), drawn.targets), gates)
     taken = torch.cuda.max_memory_allocated(model.device) - before
     per_token = taken / drawn.tokens.ids.numel()
     return max(256, min(_LARGEST, int(free * 2 / 3 / per_token)))
+
+
+def _start_in_tokens(model: Model) -> int:
+    """How many tokens' arithmetic takes as long as starting a pass: many for a small model on a
+    GPU, few on a CPU."""
+    if model.device.type != "cuda":
+        return 32
+    weights = sum(each.numel() for each in model.seam.blocks[0].parameters())
+    return int(_START / (4 * weights))  # two operations a weight, forth and back
 
 
 def alone(fit: GateFit, number: int) -> GateFit:

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from headlab.model import Model
 
 
-_WORTH = 8192  # tokens from which on a pass of its own costs less than padding
-_SHORT = 0.8  # a row this much shorter than the longest is padding, mostly
-
 
 @dataclass(frozen=True)
 class Drawn:
@@ -57,21 +54,13 @@ class Rows:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def draw(self, numbers: np.ndarray, tokens: int) -> Iterator[Drawn]:
-        """The rows of these numbers, in passes of at most so many tokens, longest rows together;
-        a new pass begins where padding would outweigh it."""
+    def draw(self, numbers: np.ndarray, tokens: int, start: int) -> Iterator[Drawn]:
+        """The rows of these numbers, in passes of at most so many tokens, rows of like length
+        together. To start a pass costs as much as `start` tokens: so much padding is borne."""
         order = np.argsort(-self.lengths[numbers], kind="stable")
         lengths = self.lengths[numbers[order]]
-        worth = min(_WORTH, tokens // 4)
-        start = 0
-        while start < len(order):
-            length = int(lengths[start])
-            stop = start + max(1, tokens // length)
-            enough = start + max(1, worth // length)
-            short = np.flatnonzero(lengths[enough:stop] < _SHORT * length)
-            stop = enough + int(short[0]) if len(short) else stop
-            yield self._pass(numbers, order[start:stop], length)
-            start = stop
+        for first, last in _passes(lengths, tokens, start):
+            yield self._pass(numbers, order[first:last], int(lengths[first]))
 
     def _pass(self, numbers: np.ndarray, order: np.ndarray, length: int) -> Drawn:
         own = numbers[order]
@@ -92,6 +81,26 @@ class Rows:
 
     def _to(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self._device, non_blocking=True)
+
+
+def _passes(lengths: np.ndarray, tokens: int, start: int) -> Iterator[tuple[int, int]]:
+    """Where passes begin and end, of rows that are sorted, longest first.
+
+    >>> list(_passes(np.array([9, 9, 3, 3, 3, 2]), tokens=100, start=10))
+    [(0, 2), (2, 6)]
+    """
+    first = 0
+    while first < len(lengths):
+        longest = int(lengths[first])
+        last = min(len(lengths), first + max(1, tokens // longest))
+        while True:  # cut off what saves the most padding, while it saves more than a pass costs
+            saved = (longest - lengths[first:last]) * np.arange(last - first, 0, -1)
+            best = int(saved.argmax())
+            if saved[best] <= start:
+                break
+            last = first + best
+        yield first, last
+        first = last
 
 
 def order_of(n: int, batch: int, steps: range, key: Sequence[int]) -> np.ndarray:
