@@ -12,6 +12,7 @@ from tiny import ARCHITECTURES, random_ids, tiny
 import headlab
 from headlab import Gates, Head, HeadlabError, Model
 from headlab.kernels import few_kernels, rotate
+from headlab.model import Tokens
 from headlab.proofs import check
 from headlab.restart import clean_pass, restarted
 
@@ -143,6 +144,29 @@ def test_few_kernels_change_nothing(model, monkeypatch):
     assert torch.equal(model(tokens), plain), "whole again"
     expected = [name for name, module in model.hf.named_modules() if "RMS" in type(module).__name__]
     assert [norm.name for norm in model.norms] == expected
+
+
+@each_architecture
+def test_pads_on_the_right_need_no_mask_once_a_model_is_proved_causal(model):
+    rows = [random_ids(1, 9)[0], random_ids(1, 5, seed=3)[0]]
+    tokens = model.tokens(rows)
+    assert not model.inputs(tokens)["attention_mask"].all(), "nothing is proved yet"
+    alone = model(rows[1])[0]
+    check(model)
+    inputs = model.inputs(tokens)
+    assert inputs["attention_mask"].all()
+    with model.gated(Gates.ones(model)):
+        assert (model(tokens)[1, :5] - alone).abs().max() < 1e-5
+    assert not model.inputs(model.tokens(rows, padding="left"))["attention_mask"].all()
+    assert not model.inputs(Tokens(tokens.ids, tokens.mask))["attention_mask"].all()
+
+
+def test_attention_needs_no_plan_while_kernels_are_few():
+    model = Model(tiny("llama"))
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    with few_kernels(model):
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+    assert torch.backends.cuda.cudnn_sdp_enabled() == before
 
 
 @pytest.mark.parametrize("wrong", ["mean", "eps", "scale"])

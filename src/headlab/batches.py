@@ -130,7 +130,7 @@ class Batch:
 
     def repeated(self, copies: int) -> tuple[Tokens, Tensor, Tensor]:
         """All rows once for every mask, and where to read them."""
-        tokens = Tokens(self.tokens.ids.repeat(copies, 1), self.tokens.mask.repeat(copies, 1))
+        tokens = self.tokens.repeated(copies)
         shift = torch.arange(copies, device=self.rows.device) * len(self.sequences)
         rows = (shift[:, None] + self.rows).flatten()
         return tokens, rows, self.positions.repeat(copies)

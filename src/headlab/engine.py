@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 from weakref import WeakSet
@@ -23,7 +23,7 @@ from headlab.batches import Batch, Readings, chunks, encode_all
 from headlab.errors import HeadlabError
 from headlab.examples import Example
 from headlab.gates import AXES, ZERO, Gates, Reference
-from headlab.kernels import few_kernels
+from headlab.kernels import gpu_kernels
 from headlab.measures import Encoded, Measure, find_measure
 from headlab.model import Tokens
 from headlab.restart import CleanPass, clean_pass, restarted
@@ -84,7 +84,7 @@ def measure(
     if restart and not model.restartable:
         _tell_once(model)
         restart = False
-    with torch.no_grad(), few_kernels(model) if _on_gpu(model) else nullcontext():
+    with torch.no_grad(), gpu_kernels(model):
         sweep = _Sweep(
             model, examples, gates, find_measure(measure), reference, budget, restart, progress
         )

@@ -14,6 +14,7 @@ from headlab.engine import Progress, ReferenceLike, find_budget, fixed_reference
 from headlab.errors import HeadlabError
 from headlab.examples import Example
 from headlab.gates import AXES, ZERO, Gates
+from headlab.kernels import gpu_kernels
 from headlab.measures import Measure, find_measure
 
 if TYPE_CHECKING:
@@ -75,7 +76,8 @@ def gate_gradients(
                 at = gates.values[mask, :, :, :, 0].to(wide).expand(n, -1, -1)[indices].detach()
                 at = at.clone().requires_grad_()  # [example, layer, head]
                 rows = at[batch.owners][None, :, :, :, None]
-                with model.gated(Gates(rows, " ".join(AXES)), stand_in), torch.enable_grad():
+                gated = model.gated(Gates(rows, " ".join(AXES)), stand_in)
+                with gated, gpu_kernels(model), torch.enable_grad():
                     logits = model.logits_at(batch.tokens, batch.rows, batch.positions)
                     found = batch.values(batch.read(logits[None], clean, measure), measure)[0]
                     (slope,) = torch.autograd.grad(found.sum(), at)

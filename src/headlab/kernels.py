@@ -2,13 +2,16 @@
 
 Each kernel is a trip through the GPU's memory. A stand-in is used only where `headlab.check` has
 found it as exact as the model's own, against float32, and only while the engine runs.
+
+Attention is one kernel already, of which torch has several. cuDNN's makes a plan for every new
+shape of its input, which takes longer than a pass of a small model; our passes are of all shapes.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
@@ -157,8 +160,12 @@ def _excess(ours: Tensor, theirs: Tensor, exact: Tensor) -> float:
 
 @contextmanager
 def few_kernels(model: Model) -> Iterator[None]:
-    """Within the block the model's proved norms and rotary positions run in few kernels."""
+    """Within the block the model's proved norms and rotary positions run in few kernels, and
+    attention in one that needs no plan."""
     with ExitStack() as stack:
+        planned = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+        stack.callback(torch.backends.cuda.enable_cudnn_sdp, planned)
+        torch.backends.cuda.enable_cudnn_sdp(False)
         for norm in model.norms:
             stack.enter_context(standing_in(norm.module, norm.standing_for(norm.module.forward)))
         file = _file_of(model)
@@ -167,3 +174,8 @@ def few_kernels(model: Model) -> Iterator[None]:
             stack.callback(setattr, file, _ROTARY, standing)
             setattr(file, _ROTARY, partial(rotate, standing))
         yield
+
+
+def gpu_kernels(model: Model) -> AbstractContextManager[None]:
+    """Few kernels on a GPU; on a CPU they gain nothing, and the model stays as it is."""
+    return few_kernels(model) if model.device.type == "cuda" else nullcontext()

@@ -26,11 +26,16 @@ class Tokens(NamedTuple):
 
     ids: Tensor  # [example, position]
     mask: Tensor  # [example, position], True at real tokens
+    right: bool = False  # known to have all pads on the right
 
     @property
     def positions(self) -> Tensor:
         """Each real token's own position, whatever the padding side. [example, position]"""
         return (self.mask.long().cumsum(1) - 1).clamp(min=0)
+
+    def repeated(self, copies: int) -> Tokens:
+        """All rows, so many times over."""
+        return self._replace(ids=self.ids.repeat(copies, 1), mask=self.mask.repeat(copies, 1))
 
 
 class Model(Texts):
@@ -59,6 +64,7 @@ class Model(Texts):
         self.seam: Seam = find_seam(hf, self.name)
         self.notes: list[str] = []  # what a user should know about how it was loaded
         self.restart: Forms | None = None  # until headlab.check proves it
+        self.causal = False  # until headlab.check proves it
         self.cuts_logits = False  # until headlab.check proves it
         self.norms: list[Norm] = []  # that may run in one kernel, once headlab.check proves it
         self.rotary: Rotary | None = None  # its own function, once headlab.check proves ours
@@ -159,7 +165,7 @@ class Model(Texts):
             where = slice(0, len(row)) if padding == "right" else slice(longest - len(row), None)
             ids[number, where] = row
             mask[number, where] = True
-        return Tokens(ids.to(self.device), mask.to(self.device))
+        return Tokens(ids.to(self.device), mask.to(self.device), right=padding == "right")
 
     @property
     def _pad_id(self) -> int:
@@ -182,8 +188,7 @@ class Model(Texts):
                 "gates or a reference that differ between positions need padding on the right"
             )
         if self._gates is not None and self._gates.n_masks > 1:
-            masks = self._gates.n_masks
-            tokens = Tokens(tokens.ids.repeat(masks, 1), tokens.mask.repeat(masks, 1))
+            tokens = tokens.repeated(self._gates.n_masks)
         learning = self._gates is not None and self._gates.values.requires_grad
         with torch.set_grad_enabled(torch.is_grad_enabled() and learning):
             return self.hf(**self.inputs(tokens)).logits
@@ -215,7 +220,13 @@ class Model(Texts):
             return self.hf(**self.inputs(tokens)).logits[0]
 
     def inputs(self, tokens: Tokens) -> dict[str, Any]:
-        """What the transformers model is called with."""
+        """What the transformers model is called with.
+
+        Pads on the right come after all that is read, and a causal model does not look ahead: there
+        they are taken for tokens, and attention needs no mask, which makes it a good deal faster.
+        """
+        if tokens.right and self.causal:
+            tokens = Tokens(tokens.ids, torch.ones_like(tokens.mask))
         inputs: dict[str, Any] = {
             "input_ids": tokens.ids,
             "attention_mask": tokens.mask.long(),

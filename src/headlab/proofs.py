@@ -126,7 +126,9 @@ def _causal(model: Model, tokens: Tokens) -> Proof:
     # differ. There no rounding hides what leaks; in the logits a coarse dtype's would.
     first = [_first_heads(model, each)[:, :-1] for each in (tokens, other)]
     leak = Proof("causal", claim, _difference(*first), 0.0, 0)
-    return leak if not leak.passed else _compared(model, "causal", claim, before, after)
+    proof = leak if not leak.passed else _compared(model, "causal", claim, before, after)
+    model.causal = proof.passed
+    return proof
 
 
 def _first_heads(model: Model, tokens: Tokens) -> Tensor:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,7 @@ from headlab.errors import HeadlabError
 from headlab.examples import Example
 from headlab.gatefits.rows import Rows, order_of
 from headlab.gates import AXES, ZERO, Gates, Reference
-from headlab.kernels import few_kernels
+from headlab.kernels import gpu_kernels
 
 if TYPE_CHECKING:
     from headlab.engine import Progress
@@ -223,9 +222,6 @@ class FitWork:
         self._tokens = budget or graph_budget(model, rows)
         self._start = _start_in_tokens(model)
 
-    def _kernels(self) -> AbstractContextManager[None]:
-        return few_kernels(self.model) if self.model.device.type == "cuda" else nullcontext()
-
     def update(self, state: State, fits: list[tuple[str, int]]) -> None:
         """One Adam step of every fit."""
         schedule, step = self.schedule, state.step
@@ -277,7 +273,7 @@ class FitWork:
         losses = torch.zeros(len(logits), device=logits.device)
         slope = torch.zeros_like(logits)
         for drawn in rows.draw(numbers, self._tokens, self._start):
-            with torch.enable_grad(), self._kernels():
+            with torch.enable_grad(), gpu_kernels(self.model):
                 owners = drawn.numbers // batch  # [row], the fit
                 gates = at.sigmoid()[owners][None, :, :, :, None]
                 with self.model.gated(Gates(gates, " ".join(AXES)), self._reference):

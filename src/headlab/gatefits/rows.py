@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from headlab.model import Model
 
 
-
 @dataclass(frozen=True)
 class Drawn:
     """Some rows in one pass, and where their targets are read."""
@@ -71,7 +70,7 @@ class Rows:
         mask = np.arange(length) < self.lengths[own][:, None]
         read_rows, read_steps = self._to(rows), self._to(steps)
         return Drawn(
-            Tokens(self._ids[picked, :length], self._to(mask)),
+            Tokens(self._ids[picked, :length], self._to(mask), right=True),
             self._to(order),
             read_rows,
             self._to(self.starts[own][rows] + steps),
