@@ -73,7 +73,7 @@ class Model(Texts):
         self._gates: Gates | None = None
         self._positional = False  # the active gates or their reference differ between positions
         inner = hf.get_base_model() if hasattr(hf, "get_base_model") else hf  # PEFT wraps
-        self._takes_positions = "position_ids" in inspect.signature(inner.forward).parameters
+        self.takes_positions = "position_ids" in inspect.signature(inner.forward).parameters
 
     # --- what it is ---
 
@@ -232,7 +232,7 @@ class Model(Texts):
             "attention_mask": tokens.mask.long(),
             "use_cache": False,
         }
-        if self._takes_positions:
+        if self.takes_positions:
             inputs["position_ids"] = tokens.positions
         return inputs
 
@@ -242,9 +242,11 @@ class Model(Texts):
         gates: Gates | Tensor,
         reference: Reference = ZERO,
         layers: Sequence[int] | None = None,
+        boost: Tensor | None = None,
     ) -> Iterator[Gates]:
         """Within the block every pass of the model has its heads gated: in every layer, or only in
-        `layers`, where the caller knows that the gates of all others are 1."""
+        `layers`, where the caller knows that the gates of all others are 1. `boost` is added to
+        the gated heads: directions [mask|1, example|1, layer, head, width]."""
         gates = gates if isinstance(gates, Gates) else Gates(gates)
         self.require_shape(gates)
         if self._gates is not None:
@@ -265,7 +267,13 @@ class Model(Texts):
         def gate(layer: int, z: Tensor) -> Tensor:
             rows, positions = z.shape[:2]
             g = gates.for_rows(layer, rows, positions)
-            return gate_heads(z, g, reference.for_rows(layer, rows, gates.n_masks, positions))
+            gated = gate_heads(z, g, reference.for_rows(layer, rows, gates.n_masks, positions))
+            if boost is None:
+                return gated
+            pushed = boost[:, :, layer].expand(gates.n_masks, rows // gates.n_masks, -1, -1)
+            pushed = pushed.reshape(rows, 1, *pushed.shape[2:]).to(z.device)
+            wide = torch.promote_types(z.dtype, torch.float32)
+            return (gated.to(wide) + pushed.to(wide)).to(z.dtype)
 
         self._gates = gates
         self._positional = gates.values.shape[-1] > 1 or bool(shape and shape[2] > 1)

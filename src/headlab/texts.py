@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -107,14 +108,31 @@ class Texts:
         numbers = [int(number) for number in ids]
         if self.tokenizer is None:
             return [str(number) for number in numbers]
-        # After another token: alone, some decoders drop the space a token begins with.
-        anchor = list(self.tokenizer("a", add_special_tokens=False)["input_ids"])[-1:]
-        before = self._decode(anchor)
-        texts = [self._decode([*anchor, number]) for number in numbers]
+        before = self._decode(self._anchor)
+        texts = [self._decode([*self._anchor, number]) for number in numbers]
         return [
             text.removeprefix(before) if text.startswith(before) else self._decode([number])
             for text, number in zip(texts, numbers, strict=True)
         ]
+
+    def continuation(self, ids: Sequence[int]) -> str:
+        """The text of tokens that follow others, a space at their start kept; no special tokens.
+        Without a tokenizer, the ids."""
+        if self.tokenizer is None:
+            return " ".join(map(str, ids))
+        before, text = (
+            self.tokenizer.decode(
+                each, skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+            for each in (self._anchor, [*self._anchor, *ids])
+        )
+        return str(text).removeprefix(str(before))
+
+    @cached_property
+    def _anchor(self) -> list[int]:
+        """A token for others to follow: alone, some decoders drop the space a token begins with."""
+        assert self.tokenizer is not None
+        return list(self.tokenizer("a", add_special_tokens=False)["input_ids"])[-1:]
 
     def _decode(self, ids: list[int]) -> str:
         assert self.tokenizer is not None

@@ -1,0 +1,6 @@
+"""Text under gates: any number of masks and prompts, written together."""
+
+from headlab.generation.choosing import Choice
+from headlab.generation.writing import Generated, Written, generate
+
+__all__ = ["Choice", "Generated", "Written", "generate"]
