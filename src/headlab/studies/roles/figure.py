@@ -38,25 +38,30 @@ def draw_all(run: Run, panels: list[Panel]) -> list[dict[str, str]]:
 
 
 def grid(panels: Sequence[Panel]) -> Figure:
-    """Rows tasks, columns models, one y axis a row."""
+    """Rows tasks, columns models, one y axis a row; of one model, a row with a column a task."""
     tasks, models = layout(panels)
+    alone = len(models) == 1
+    rows, columns = (1, len(tasks)) if alone else (len(tasks), len(models))
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(
-            len(tasks),
-            len(models),
-            figsize=(max(4.2, 2.4 * len(models) + 0.8), 2.0 * len(tasks) + 0.5),
+            rows,
+            columns,
+            figsize=(max(4.2, 2.4 * columns + 0.8), 2.0 * rows + 0.5),
             sharex=True,
-            sharey="row",
+            sharey=False if alone else "row",
             squeeze=False,
         )
         for panel in panels:
-            axis = axes[tasks.index(panel.task), models.index(panel.model)]
+            task, model = tasks.index(panel.task), models.index(panel.model)
+            axis = axes[0, task] if alone else axes[task, model]
             draw_deltas(axis, panel.found.deltas)
             _mark_published(axis, panel)
-        for row, task in zip(axes, tasks, strict=True):
-            row[0].set_ylabel(task)
-        for axis, model in zip(axes[0], models, strict=True):
-            axis.set_title(model, loc="left")
+        if not alone:
+            for row, name in zip(axes, tasks, strict=True):
+                row[0].set_ylabel(name)
+        titles = [f"{name}, {models[0]}" for name in tasks] if alone else models
+        for axis, title in zip(axes[0], titles, strict=True):
+            axis.set_title(title, loc="left")
         for axis in axes[-1]:
             axis.set_xlabel("number of ablated heads")
         figure.supylabel("Δ log-prob of the target", fontsize=9)
@@ -74,7 +79,7 @@ def grid(panels: Sequence[Panel]) -> Figure:
             handles=handles,
             loc="lower left",
             bbox_to_anchor=(0.01, 1.0),
-            ncols=len(handles) if len(models) > 1 else 3,
+            ncols=len(handles) if columns > 1 else 3,
             frameon=False,
             fontsize=7.5,
         )
