@@ -158,12 +158,12 @@ def test_a_fit_goes_on_where_it_stopped():
         pairs(20),
         range(2),
         schedule,
-        keep=lambda state: states.append(
+        on_state=lambda state: states.append(
             dataclasses.replace(
                 state, **{k: v.clone() for k, v in vars(state).items() if torch.is_tensor(v)}
             )
         ),
-        keep_every=7,
+        state_every=7,
     )
     assert [(state.stage, state.step) for state in states[:6]] == [
         *((0, 7), (0, 14), (0, 21), (0, 28), (1, 0), (1, 7))

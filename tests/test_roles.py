@@ -216,6 +216,12 @@ def test_the_grid_has_a_row_a_task_a_column_a_model_and_four_lines(done):
     legend = [text.get_text() for text in figure.legends[0].texts]
     assert legend[:4] == ["facilitation", "irrelevance", "interference", "random order"]
     plt.close(figure)
+    row = grid([dataclasses.replace(panel, task=task) for task in ("syntax", "math")])
+    assert [axis.get_title(loc="left") for axis in row.axes] == [
+        f"{task}, {panel.model}" for task in ("syntax", "math")
+    ]
+    assert row.axes[0].get_position().y0 == row.axes[1].get_position().y0
+    plt.close(row)
 
 
 def test_the_run_leaves_figures_tables_and_a_report(done):
@@ -284,8 +290,10 @@ def test_a_fit_on_disk_is_read_as_it_was_and_another_is_not_taken_for_it(tmp_pat
         pairs(20),
         [0],
         Schedule(updates=4, batch=4),
-        keep=lambda state: states.append(state) or write_state(state, tmp_path / "s", {"a": [1]}),
-        keep_every=2,
+        on_state=lambda state: (
+            states.append(state) or write_state(state, tmp_path / "s", {"a": [1]})
+        ),
+        state_every=2,
     )
     write_fit(fit, tmp_path / "fit")
     again = read_fit(tmp_path / "fit")

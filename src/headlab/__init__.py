@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from headlab.errors import HeadlabError
     from headlab.examples import Example
     from headlab.gates import Gates, Reference, counterfactual_reference, mean_reference
+    from headlab.generation import Generated, generate
     from headlab.gradients import Gradients, gate_gradients
     from headlab.heads import Head, parse_heads
     from headlab.loading import load
@@ -36,6 +37,7 @@ _HOMES = {
     "Curve": "curves",
     "Example": "examples",
     "Gates": "gates",
+    "Generated": "generation",
     "Gradients": "gradients",
     "Head": "heads",
     "HeadScores": "scores",
@@ -49,6 +51,7 @@ _HOMES = {
     "counterfactual_reference": "gates",
     "curve": "curves",
     "gate_gradients": "gradients",
+    "generate": "generation",
     "load": "loading",
     "make_examples": "tasks",
     "make_spec": "studies.spec",
@@ -69,6 +72,7 @@ __all__ = [
     "Curve",
     "Example",
     "Gates",
+    "Generated",
     "Gradients",
     "Head",
     "HeadScores",
@@ -83,6 +87,7 @@ __all__ = [
     "counterfactual_reference",
     "curve",
     "gate_gradients",
+    "generate",
     "load",
     "make_examples",
     "make_spec",

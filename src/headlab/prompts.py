@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from headlab.errors import HeadlabError
 
 
 def read_prompts(path: Path) -> list[str]:
     """The prompts of a .jsonl file (its `prompt` fields) or of a text file (its lines)."""
+    return [question["prompt"] for question in read_questions(path)]
+
+
+def read_questions(path: Path) -> list[dict[str, Any]]:
+    """The same with what else stands on each line: an `id`, the right answer (`gold`) ..."""
     if path.suffix not in ("", ".txt", ".jsonl"):
         raise HeadlabError(f"{path} is neither .txt (one prompt a line) nor .jsonl")
     try:
@@ -24,13 +30,13 @@ def read_prompts(path: Path) -> list[str]:
     if not numbered:
         raise HeadlabError(f"{path} is empty; give one prompt a line")
     if path.suffix == ".jsonl":
-        return [_prompt_of(line, f"{path} line {number}") for number, line in numbered]
+        return [_question_of(line, f"{path} line {number}") for number, line in numbered]
     if numbered[0][1].lstrip().startswith("{"):
         raise HeadlabError(f"{path} looks like JSONL; name it .jsonl, or its lines are the prompts")
-    return [line for _, line in numbered]
+    return [{"prompt": line} for _, line in numbered]
 
 
-def _prompt_of(line: str, place: str) -> str:
+def _question_of(line: str, place: str) -> dict[str, Any]:
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
@@ -38,4 +44,4 @@ def _prompt_of(line: str, place: str) -> str:
     prompt = record.get("prompt") if isinstance(record, dict) else None
     if not isinstance(prompt, str) or not prompt:
         raise HeadlabError(f'{place} has no "prompt" with text in it')
-    return prompt
+    return dict(record)

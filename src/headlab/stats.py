@@ -85,7 +85,7 @@ def resampled_interval(
     return estimate + widen * (low - estimate), estimate + widen * (high - estimate)
 
 
-def share_interval(hits: int, count: int, level: float = 0.95) -> tuple[float, float]:
+def share_interval(hits: float, count: int, level: float = 0.95) -> tuple[float, float]:
     """Wilson's interval of a share: unlike the bootstrap's, of some width for 0 and for all.
 
     >>> low, high = share_interval(16, 16)

@@ -79,6 +79,17 @@ class Texts:
             )
         return ids
 
+    def chat(self, text: str) -> Tensor:
+        """The ids of what a user says, in the model's own chat template, up to its answer."""
+        if self.tokenizer is None or not getattr(self.tokenizer, "chat_template", None):
+            raise HeadlabError(f"{self.name} has no chat template; give the prompt as plain text")
+        if not text:
+            raise HeadlabError("the prompt is empty; give at least one word")
+        found = self.tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=True
+        )
+        return self.ids(torch.tensor(list(found["input_ids"]), dtype=torch.long))
+
     def join(self, prompt: Prompt, target: str) -> tuple[Tensor, int]:
         """The ids of prompt + target and how many are the prompt's.
 

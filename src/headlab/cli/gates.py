@@ -65,7 +65,7 @@ def rank_gates(
             reference=stand_in,
             task=task,
             state=state,
-            keep=lambda now: write_state(now, kept, key),
+            on_state=lambda now: write_state(now, kept, key),
             progress=advance,
         )
     roles = Roles(fit)

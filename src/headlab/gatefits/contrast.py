@@ -9,7 +9,7 @@ i-th to forget belong together: the same question in two formats, for instance.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from headlab.errors import HeadlabError
 from headlab.examples import Example
-from headlab.gatefits.fitting import FitWork, Schedule, begin, require_fit
+from headlab.gatefits.fitting import FitWork, Schedule, State, begin, require_fit
 from headlab.gatefits.rows import Rows
 from headlab.gates import ZERO, Reference
 
@@ -54,9 +54,13 @@ def fit_contrast(
     *,
     reference: Reference = ZERO,
     budget: int | None = None,
+    state: State | None = None,
+    on_state: Callable[[State], None] | None = None,
+    state_every: int = 50,
     progress: Progress | None = None,
 ) -> ContrastFit:
-    """Gates under which `keep` is answered as before and `forget` is not.
+    """Gates under which `keep` is answered as before and `forget` is not. `on_state` is given the
+    state every so many updates; `state` goes on from one.
 
     >>> fit = fit_contrast(model, shown_ten, instructed)                      # doctest: +SKIP
     >>> fit.gates.shape                                                       # doctest: +SKIP
@@ -70,12 +74,14 @@ def fit_contrast(
         )
     require_fit(len(keep), seeds, schedule)
     work = _Contrast(model, Rows(model, keep), Rows(model, forget), schedule, reference, budget)
-    state = begin(model, seeds, schedule, fits=len(seeds))
+    state = state or begin(model, seeds, schedule, fits=len(seeds))
     fits = [("contrast", seed) for seed in seeds]
     while state.step < schedule.updates:
         work.update(state, fits)
         if progress is not None:
             progress(len(fits))
+        if on_state is not None and state.step % state_every == 0:
+            on_state(state)
     return ContrastFit(
         model=model.name,
         seeds=seeds,

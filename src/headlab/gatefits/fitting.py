@@ -117,12 +117,12 @@ def fit_gates(
     task: str = "",
     budget: int | None = None,
     state: State | None = None,
-    keep: Callable[[State], None] | None = None,
-    keep_every: int = 50,
+    on_state: Callable[[State], None] | None = None,
+    state_every: int = 50,
     progress: Progress | None = None,
 ) -> GateFit:
-    """Three fits for each seed. `keep` is given the state every so many updates, `state` goes on
-    from one; `budget` is the number of tokens in a pass, which changes no number but by rounding.
+    """Three fits for each seed. `on_state` is given the state every so many updates, `state` goes
+    on from one; `budget` is the tokens in a pass, which changes no number but by rounding.
 
     >>> fit = fit_gates(model, examples, seeds=range(10))                     # doctest: +SKIP
     >>> fit.g_plus.shape                                                      # doctest: +SKIP
@@ -140,11 +140,11 @@ def fit_gates(
             work.update(state, fits)
             if progress is not None:
                 progress(len(fits))
-            if keep is not None and state.step % keep_every == 0:
-                keep(state)
+            if on_state is not None and state.step % state_every == 0:
+                on_state(state)
         _next_stage(state)
-        if keep is not None:
-            keep(state)
+        if on_state is not None:
+            on_state(state)
     assert state.free is not None
     plus, minus = state.logits.chunk(2)
     return GateFit(

@@ -1,11 +1,11 @@
 "use strict";
 /* The page of a circuits study: curves, pairs, numbers, head maps and heads, joined by the chosen head. */
 (() => {
-  const { data, el, svg, byId, known, fixed, signed, span, digitsFor, ticks, ranked, plot, headMap, select, pick, follow, showTip, watch } = headlab;
+  const { data, el, svg, byId, known, fixed, signed, span, digitsFor, ticks, ranked, plot, key, stroke, headMap, cellSize, folds, headTable, select, follow, foot, showTip, resized, watch } = headlab;
   const { models, tasks, methods } = data;
   const level = data.level, percent = level, MOST = 4;
   const colour = name => `var(--c${models.findIndex(model => model.name === name) % 10})`;
-  const swatch = name => el("span", { class: "swatch", style: { "--c": colour(name) }, "aria-hidden": "true" });
+  const swatch = name => headlab.swatch(colour(name));
   const lineOf = (model, task) => data.lines.find(line => line.model === model && line.task === task && line.method === now.method);
   const orders = new Map();
   const ranksOf = line => {
@@ -39,8 +39,6 @@
   }
 
   function drawLegend() {
-    const key = (shape, text) => el("span", { class: "key" }, svg("svg", { width: 26, height: 12, "aria-hidden": "true" }, ...shape), text);
-    const stroke = name => svg("line", { class: name, x1: 0, x2: 26, y1: 6, y2: 6 });
     const one = data.lines.find(line => line.curve)?.curve;
     const chips = models.map(({ name }) => el("button", { type: "button", class: "chip", "aria-pressed": String(now.shown.has(name)), title: "show or hide", click: () => {
       if (!now.shown.delete(name)) now.shown.add(name);
@@ -50,10 +48,10 @@
     byId("curve-legend").replaceChildren(
       el("div", { class: "models", role: "group", "aria-label": "models shown" }, chips),
       ...(now.shown.size < models.length ? [el("span", { class: "soft" }, `${now.shown.size} of ${models.length} models shown; click a name to add it`)] : []),
-      key([svg("rect", { class: "band", x: 0, y: 0, width: 26, height: 12, style: { "--c": "var(--grey)" } }), svg("line", { class: "line", x1: 0, x2: 26, y1: 6, y2: 6, style: { "--c": "var(--grey)" } })], "kept heads, 95 % interval"),
-      ...(one?.random ? [key([stroke("random")], "random orders")] : []),
-      ...(one?.matched ? [key([stroke("matched")], "random, as many of each layer")] : []),
-      key([stroke("threshold")], `${percent} %`),
+      key([svg("rect", { class: "band", x: 0, y: 0, width: 26, height: 12, style: { "--c": "var(--grey)" } }), stroke("var(--grey)")], "kept heads, 95 % interval"),
+      ...(one?.random ? [key([stroke("var(--grey)", "random")], "random orders")] : []),
+      ...(one?.matched ? [key([stroke("var(--grey)", "matched")], "random, as many of each layer")] : []),
+      key([stroke("var(--grey)", "threshold")], `${percent} %`),
       ...(data.published.length ? [key([svg("circle", { class: "published", cx: 6, cy: 6, r: 4 }), svg("path", { class: "published", d: "M20 1l5 5-5 5-5-5z" })], "published")] : []));
   }
 
@@ -257,40 +255,19 @@
   }
 
   // 4. Head maps, a fold for each model; drawn when first opened.
-  let maps = [];
-  const opened = new Set(models.length <= 3 ? models.map(model => model.name) : [models[0].name]);
-  function drawMaps() {
-    maps = [];
-    byId("map-groups").replaceChildren(...models.map(model => {
-      const inside = el("div", { class: "maps" });
-      const group = el("details", { class: "group", data: { model: model.name }, open: opened.has(model.name), toggle: () => {
-        if (group.open) opened.add(model.name); else opened.delete(model.name);
-        if (group.open && !inside.childElementCount) fillMaps(model, inside);
-      } }, el("summary", {}, swatch(model.name), model.name, el("span", { class: "soft" }, `${model.layers} layers x ${model.heads} heads`)), inside);
-      return group;
-    }));
-    document.querySelectorAll("#map-groups details[open]").forEach(group => fillMaps(models.find(model => model.name === group.dataset.model), group.querySelector(".maps")));
-  }
-  function fillMaps(model, inside) {
-    const room = byId("map-groups").clientWidth, lines = tasks.map(task => lineOf(model.name, task.name)), count = lines.filter(line => line?.map).length || 1;
-    // As many maps in a row as leave cells that can be hit; a map no taller than a window.
-    const most = Math.min(22, Math.max(8, 520 / model.heads));
-    let cell = 0;
-    for (let columns = Math.min(3, count); columns >= 1 && cell < Math.min(14, most); columns--) {
-      cell = Math.min(most, ((room - 32 * (columns - 1)) / columns - 27) / model.layers);
-    }
-    cell = Math.max(7, Math.floor(cell));
-    inside.replaceChildren(...tasks.map((task, i) => {
+  const drawMaps = folds(models, (model, keep) => {
+    const lines = tasks.map(task => lineOf(model.name, task.name)), cell = cellSize(model, lines.filter(line => line?.map).length || 1, 14);
+    return tasks.map((task, i) => {
       const line = lines[i], title = el("figcaption", {}, task.name, line?.map && el("span", { class: "soft" }, line.measure));
       const none = text => el("p", { class: "none" }, text);
       if (!line?.map) return el("figure", {}, el("figcaption", {}, task.name), none(line?.finding || "Not measured."));
       const map = headMap({ model: model.name, task: task.name, ...line.map, floor: line.noise_floor, cell, ranks: ranksOf(line), measure: `of ${line.measure}` });
-      maps.push(map);
+      keep(map);
       const wide = Math.max(map.width, 260);
       const figure = el("figure", { style: { width: `${wide}px` } }, title, el("div", { class: "wide" }, map.root), map.under, line.finding && none(line.finding));
       return figure;
-    }));
-  }
+    });
+  }, model => swatch(model.name));
 
   // 5. Heads.
   const SHOWN = 15;
@@ -304,47 +281,26 @@
     const names = [...ranksOf(lines[0]).named.keys()].map(name => [name, weight(name)]).sort((a, b) => b[1] - a[1]).slice(0, SHOWN).map(([name]) => name);
     const own = picked?.model === now.model ? picked.head : null;
     if (own && !names.includes(own)) names.push(own);
-    const rows = names.map(name => el("tr", { class: name === own && "picked", data: { head: name }, click: () => pick(now.model, name) },
-      el("td", {}, el("button", { type: "button", class: "head", "aria-pressed": String(name === own) }, name)),
+    headTable({ model: now.model, own, titles: lines.map(line => `${line.task}, score and rank`), groups: [{ names }], cells: name =>
       lines.map((line, i) => {
         const { value, rank, layer, head } = ranksOf(line).named.get(name), digits = digitsFor(limits[i]), depth = Math.abs(value ?? 0) / limits[i] * 30;
         const between = span(line.map.low?.[layer]?.[head], line.map.high?.[layer]?.[head], end => signed(end, digits));
         return el("td", { class: "score", style: { background: `color-mix(in srgb, var(--${value < 0 ? "neg" : "pos"}) ${depth.toFixed(1)}%, var(--paper))` } },
           el("b", {}, signed(value, digits)), el("i", { title: "rank" }, `#${rank}`), between && el("span", { class: "soft" }, between));
-      })));
-    const focused = document.activeElement?.closest?.("#head-table tr")?.dataset.head;
-    byId("head-table").replaceChildren(el("div", { class: "scroll" }, el("table", { class: "heads" },
-      el("thead", {}, el("tr", {}, el("th", {}, "head"), lines.map(line => el("th", { class: "n" }, `${line.task}, score and rank`)))), el("tbody", {}, rows))));
-    if (focused) byId("head-table").querySelector(`tr[data-head="${focused}"] button`)?.focus({ preventScroll: true });
+      }) });
   }
 
-  // The chosen head, said at the foot of the window.
-  const says = el("span"), held = el("div", { class: "held", hidden: true, role: "status" }, says, el("button", { type: "button", click: () => pick(null) }, "clear"));
-  document.body.append(held);
   watch(picked => {
-    maps.forEach(map => map.hold(picked));
-    if (picked) {
-      now.model = picked.model;
-      if (!now.shown.has(picked.model)) { now.shown.add(picked.model); drawLegend(); drawCurves(); }
-      const ranks = tasks.map(task => [task.name, ranksOf(lineOf(picked.model, task.name))?.named.get(picked.head)?.rank]).filter(([, rank]) => rank);
-      says.replaceChildren(el("b", {}, `${picked.model} ${picked.head}`), ranks.map(([task, rank]) => `${task} #${rank}`).join(", "));
-    }
-    held.hidden = !picked;
+    if (picked) now.model = picked.model;
+    if (picked && !now.shown.has(picked.model)) { now.shown.add(picked.model); drawLegend(); drawCurves(); }
     drawMarks(picked);
     drawHeads(picked);
   });
+  foot(({ model, head }) => tasks.map(task => [task.name, ranksOf(lineOf(model, task.name))?.named.get(head)?.rank]).filter(([, rank]) => rank)
+    .map(([task, rank]) => `${task} #${rank}`).join(", "));
 
   function drawAll() { drawControls(); drawLegend(); drawCurves(); drawPair(); drawNumbers(); drawMaps(); drawHeads(); }
   drawAll();
-  follow((model, head) => {
-    const shape = models.find(one => one.name === model), place = /^L(\d+)H(\d+)$/.exec(head);
-    return Boolean(shape && place && +place[1] < shape.layers && +place[2] < shape.heads);
-  });
-  let width = panels.clientWidth, waiting = 0;
-  new ResizeObserver(() => {
-    if (panels.clientWidth === width || matchMedia("print").matches) return;
-    width = panels.clientWidth;
-    clearTimeout(waiting);
-    waiting = setTimeout(() => { drawCurves(); drawMaps(); }, 80);
-  }).observe(panels);
+  follow(models);
+  resized(panels, () => { drawCurves(); drawMaps(); });
 })();

@@ -19,6 +19,7 @@ const headlab = (() => {
   const svg = (tag, attributes, ...children) =>
     build(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
   const byId = id => document.getElementById(id);
+  const swatch = colour => el("span", { class: "swatch", style: { "--c": colour }, "aria-hidden": "true" });
 
   // Numbers.
   const known = value => typeof value === "number" && isFinite(value);
@@ -28,6 +29,10 @@ const headlab = (() => {
   const span = (low, high, show = fixed) =>
     known(low) && known(high) ? `${show(low)} to ${show(high)}`
       : known(low) ? `from ${show(low)}` : known(high) ? `up to ${show(high)}` : null;
+  const percent = (value, digits = 1) => known(value) ? fixed(100 * value, digits) : "\u2013";
+  const nearest = (list, value) => list.reduce((best, one, i) => Math.abs(one - value) < Math.abs(list[best] - value) ? i : best, 0);
+  const distinct = values => [...new Set(values)];
+  const told = (values, say) => { const list = distinct(values); return list.length && list.length < 4 ? say(list.join(" or ")) : null; };
   const digitsFor = size => size > 0 ? Math.min(6, Math.max(0, 2 - Math.floor(Math.log10(size)))) : 2;
   const ticks = (low, high, about) => {
     const rough = (high - low) / about, ten = 10 ** Math.floor(Math.log10(rough));
@@ -36,9 +41,15 @@ const headlab = (() => {
     for (let at = Math.ceil(low / step - 1e-9); at * step <= high + 1e-9 * step; at++) list.push(+(at * step).toPrecision(12));
     return list;
   };
+  const axis = (min, max) => {
+    const list = ticks(min, max, 6);
+    const digits = [0, 1, 2, 3, 4, 5].find(count => list.every(value => Math.abs(+value.toFixed(count) - value) < 1e-9)) ?? 6;
+    return { min, max, ticks: list, digits };
+  };
 
   // Heads. The order is that of the curve: by descending score, ties by index.
   const headName = (layer, head) => `L${layer}H${head}`;
+  const placeOf = name => { const found = /^L(\d+)H(\d+)$/.exec(name); return found && [+found[1], +found[2]]; };
   const ranked = score => {
     const heads = score.flatMap((row, layer) => row.map((value, head) => ({ layer, head, value, name: headName(layer, head) })));
     const order = heads.map((_, index) => index).sort((a, b) => (heads[b].value ?? -Infinity) - (heads[a].value ?? -Infinity) || a - b);
@@ -60,18 +71,35 @@ const headlab = (() => {
     try { history.replaceState(null, "", picked ? `#head=${encodeURIComponent(`${model} ${head}`)}` : clean); } catch { /* an address that may not change */ }
     tell();
   };
-  const follow = exists => {
+  const follow = models => {
+    const exists = (model, head) => {
+      const shape = models.find(one => one.name === model), place = placeOf(head);
+      return Boolean(shape && place && place[0] < shape.layers && place[1] < shape.heads);
+    };
     const read = () => {
       if (!location.hash.startsWith("#head=")) return;
       let said = "";
       try { said = decodeURIComponent(location.hash.slice(6)); } catch { return; }
       const cut = said.lastIndexOf(" "), model = said.slice(0, cut), head = said.slice(cut + 1);
-      if (cut > 0 && exists(model, head)) { picked = { model, head }; tell(); }
+      if (cut < 1 || !exists(model, head)) return;
+      picked = { model, head };
+      tell();
+      document.querySelectorAll("#map-groups details").forEach(group => { if (group.dataset.model === model) group.open = true; });
     };
     addEventListener("hashchange", read);
     read();
   };
   document.addEventListener("keydown", event => { if (event.key === "Escape") { hideTip(); if (picked) pick(null); } });
+
+  // The chosen head, said at the foot of the window.
+  const foot = (say, long) => {
+    const says = el("span"), held = el("div", { class: long ? "held long" : "held", hidden: true, role: "status" }, says, el("button", { type: "button", click: () => pick(null) }, "clear"));
+    document.body.append(held);
+    watchers.push(now => {
+      if (now) says.replaceChildren(el("b", {}, `${now.model} ${now.head}`), say(now));
+      held.hidden = !now;
+    });
+  };
 
   // The tooltip: rows of text beside the pointer.
   const tipBox = el("div", { class: "tip", role: "status", hidden: true });
@@ -89,11 +117,13 @@ const headlab = (() => {
   addEventListener("scroll", hideTip, { passive: true });
 
   // A plot: axes and an inner area whose origin is its upper left corner; nothing leaves that area.
-  const plot = ({ width, height, x, y, label, move, step }) => {
-    const edge = { left: 52, right: 18, top: 20, bottom: 36 };
+  // x runs from 0 unless it says min; where only some of its values can be read off, snap gives the one that is meant.
+  const plot = ({ width, height, x, y, label, move, step, bottom = 36 }) => {
+    const edge = { left: 52, right: 18, top: 20, bottom };
     const w = width - edge.left - edge.right, h = height - edge.top - edge.bottom;
     const bend = x.log ? Math.log1p : value => value, unbend = x.log ? Math.expm1 : value => value;
-    const px = value => bend(value) / bend(x.max) * w;
+    const start = x.min ?? 0, reach = bend(x.max) - bend(start), snap = x.snap || (value => value);
+    const px = value => (bend(value) - bend(start)) / reach * w;
     const py = value => (y.max - value) / (y.max - y.min) * h;
     const root = svg("svg", { class: "plot", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label, tabindex: 0 });
     const inner = svg("svg", { x: edge.left, y: edge.top, width: w, height: h, overflow: "hidden" });
@@ -125,12 +155,13 @@ const headlab = (() => {
       cursor.replaceChildren(svg("line", { class: "cursor", x1: at, x2: at, y1: 0, y2: h }),
         ...dots.map(([k, level, colour]) => svg("circle", { class: "dot", cx: px(k), cy: py(level), r: 4.5, style: { "--c": colour } })));
     };
-    let key = 0;
+    const within = value => snap(Math.max(start, Math.min(x.max, value)));
+    let key = start;
     const pointed = event => {
       const box = root.getBoundingClientRect(), scale = width / box.width;
       const at = (event.clientX - box.left) * scale - edge.left;
       if (at < -8 || at > w + 8) return quiet();
-      key = Math.max(0, Math.min(x.max, unbend(Math.max(0, at) / w * bend(x.max))));
+      key = within(unbend(bend(start) + Math.max(0, at) / w * reach));
       show(key, event.clientX, event.clientY);
     };
     if (move) {
@@ -142,7 +173,7 @@ const headlab = (() => {
         const way = { ArrowLeft: -1, ArrowRight: 1, PageDown: -10, PageUp: 10 }[event.key];
         if (!way) return;
         event.preventDefault();
-        key = Math.max(0, Math.min(x.max, Math.round(key / step + way) * step));
+        key = within(Math.round(key / step + way) * step);
         const box = root.getBoundingClientRect(), scale = box.width / width;
         show(key, box.left + (edge.left + px(key)) * scale, box.top + (edge.top + h / 2) * scale);
       });
@@ -156,15 +187,43 @@ const headlab = (() => {
     };
   };
 
+  // Small multiples: a row of `rows`, each with a tile for every column; one column: the rows side by side. A phone has one.
+  // at(row, column) is what a tile shows, or nothing; row(what the row shows) is what its tiles share.
+  const GAP = 22;
+  const grid = (host, { rows, columns, at, shape, low, high, least = 230, row, facts, tile }) => {
+    const room = host.closest("section").clientWidth, fit = Math.max(1, Math.floor((room + GAP) / (least + GAP)));
+    const alone = columns.length === 1, count = alone ? rows.length : columns.length;
+    const across = Math.ceil(count / Math.ceil(count / fit)), tracks = `repeat(${across}, minmax(0, ${across === 1 ? "46rem" : "1fr"}))`;
+    const width = Math.max(260, Math.floor(Math.min(across === 1 ? 736 : Infinity, (room - GAP * (across - 1)) / across)));
+    const height = Math.round(Math.min(high, Math.max(low, width * shape)));
+    host.style.gridTemplateColumns = alone ? tracks : "minmax(0, 1fr)";
+    host.replaceChildren(...rows.map((line, place) => {
+      const shown = columns.map(column => at(line, column)), shared = row(shown.filter(Boolean));
+      const tiles = columns.map((column, i) => {
+        const first = (alone ? place : i) % across === 0, chart = shown[i] && tile(shown[i], { row: line, column, width, height, first, shared });
+        return el("figure", { class: "tile", data: { model: column.name, ...line.data } },
+          el("figcaption", {}, column.name, shown[i] && facts && el("span", { class: "soft" }, facts(shown[i]))),
+          chart || el("p", { class: "none" }, "Not measured."));
+      });
+      return el("div", { class: "row", role: "group", "aria-label": line.name, data: line.data },
+        el("h3", {}, line.name, line.says && el("span", { class: "soft" }, line.says)),
+        el("div", { class: "tiles", style: { "grid-template-columns": alone ? "minmax(0, 1fr)" : tracks } }, tiles));
+    }));
+  };
+  // What legends are made of.
+  const key = (shape, text) => el("span", { class: "key" }, svg("svg", { width: 26, height: 12, "aria-hidden": "true" }, ...shape), text);
+  const stroke = (colour, name = "line") => svg("line", { class: name, x1: 0, x2: 26, y1: 6, y2: 6, style: { "--c": colour } });
+  const ramp = (colour, low, high) => el("span", { class: "scale" }, low, el("i", { style: { background: `linear-gradient(90deg, var(--mid), ${colour})` } }), high);
+
   // A head map: layers from left to right, heads from top to bottom. A study whose maps are not of signed scores says
   // how a cell looks (paint: name, colour, strength, says), what its tip tells, and what stands below (scale, tops).
-  const headMap = ({ model, task, score, low, high, floor, cell, ranks, measure, top = 5, paint, tip, scale, tops: named }) => {
+  const headMap = ({ model, task, of = `on ${task}`, score, low, high, floor, cell, ranks, measure, top = 5, paint, tip, scale, tops: named }) => {
     const layers = score.length, heads = score[0].length;
     const limit = Math.max(...score.flat().map(value => Math.abs(value ?? 0))) || 1;
     const digits = digitsFor(limit), left = 24, below = 17, gap = cell > 9 ? 1 : 0;
     const width = left + layers * cell + 2, height = heads * cell + below + 1;
     const root = svg("svg", { class: "map", width, height, viewBox: `0 0 ${width} ${height}`, role: "group",
-      "aria-label": `Head map of ${model} on ${task}: ${layers} layers from left to right, ${heads} heads from top to bottom. Arrow keys move, Enter chooses.`,
+      "aria-label": `Head map of ${model} ${of}: ${layers} layers from left to right, ${heads} heads from top to bottom. Arrow keys move, Enter chooses.`,
       data: { model, task } });
     root.append(svg("rect", { class: "back", x: left - .5, y: .5, width: layers * cell + 1, height: heads * cell }));
     const cells = [], marks = svg("g", { "pointer-events": "none" });
@@ -230,10 +289,62 @@ const headlab = (() => {
       scale || el("span", { class: "scale" }, fixed(-limit, digits), el("i"), signed(limit, digits)), el("span", { class: "tops" }, tops));
     return { root, under, hold, width };
   };
+  // As many maps in a row as leave cells that can be hit (want) in maps wide enough (least); a map no taller than a window.
+  const cellSize = (model, count, want, least = 0) => {
+    const room = byId("map-groups").clientWidth, most = Math.min(22, Math.max(8, 520 / model.heads));
+    let cell = 0;
+    for (let columns = Math.min(3, count); columns >= 1 && cell < Math.min(want, most); columns--) {
+      const wide = (room - 32 * (columns - 1)) / columns;
+      cell = columns > 1 && wide < least ? 0 : Math.min(most, (wide - 27) / model.layers);
+    }
+    return Math.max(7, Math.floor(cell));
+  };
+  // A fold for each model, filled when first opened: fill(model, keep) gives its figures and keeps the maps among them.
+  const folds = (models, fill, mark = () => null) => {
+    let maps = [];
+    const opened = new Set((models.length <= 3 ? models : models.slice(0, 1)).map(model => model.name));
+    watchers.push(now => maps.forEach(map => map.hold(now)));
+    return () => {
+      maps = [];
+      const groups = models.map(model => {
+        const inside = el("div", { class: "maps" }), filled = () => inside.replaceChildren(...fill(model, map => maps.push(map)));
+        const group = el("details", { class: "group", data: { model: model.name }, open: opened.has(model.name), toggle: () => {
+          if (group.open) opened.add(model.name); else opened.delete(model.name);
+          if (group.open && !inside.childElementCount) filled();
+        } }, el("summary", {}, mark(model), model.name, el("span", { class: "soft" }, `${model.layers} layers x ${model.heads} heads`)), inside);
+        return { group, filled };
+      });
+      byId("map-groups").replaceChildren(...groups.map(({ group }) => group));
+      groups.forEach(({ group, filled }) => { if (group.open) filled(); });
+    };
+  };
+  // A table of heads, in groups: a row chooses its head, and has the focus still when the table is drawn anew.
+  const headTable = ({ model, own, titles, groups, cells }) => {
+    const host = byId("head-table"), from = document.activeElement?.closest?.("#head-table tr"), focused = from && [from.parentNode.dataset.group, from.dataset.head];
+    const row = name => el("tr", { class: name === own && "picked", data: { head: name }, click: () => pick(model, name) },
+      el("td", {}, el("button", { type: "button", class: "head", "aria-pressed": String(name === own) }, name)), cells(name));
+    host.replaceChildren(el("div", { class: "scroll" }, el("table", { class: "heads" },
+      el("thead", {}, el("tr", {}, el("th", {}, "head"), titles.map(title => el("th", { class: "n" }, title)))),
+      groups.map(({ title, names, none }, i) => el("tbody", { data: { group: i } },
+        title && el("tr", { class: "title" }, el("th", { scope: "rowgroup", colspan: 1 + titles.length }, el("span", {}, title))),
+        names.map(row), !names.length && none && el("tr", { class: "title" }, el("td", { class: "soft", colspan: 1 + titles.length }, none)))))));
+    if (focused) host.querySelector(`tbody[data-group="${focused[0]}"] tr[data-head="${focused[1]}"] button`)?.focus({ preventScroll: true });
+  };
 
   const select = (label, options, value, change) => el("label", {}, label,
     el("select", { "aria-label": label, change: event => change(event.target.value) },
       options.map(([key, text]) => el("option", { value: key, selected: key === value }, text))));
+
+  // Draw anew when there is more or less room, but not for paper.
+  const resized = (node, draw) => {
+    let width = node.clientWidth, waiting = 0;
+    new ResizeObserver(() => {
+      if (node.clientWidth === width || matchMedia("print").matches) return;
+      width = node.clientWidth;
+      clearTimeout(waiting);
+      waiting = setTimeout(draw, 80);
+    }).observe(node);
+  };
 
   // The frame's own: light or dark, copying, printing with everything open.
   const page = document.documentElement;
@@ -258,6 +369,6 @@ const headlab = (() => {
   addEventListener("beforeprint", () => { closed = [...document.querySelectorAll("details:not([open])")]; closed.forEach(one => { one.open = true; }); });
   addEventListener("afterprint", () => { closed.forEach(one => { one.open = false; }); });
 
-  return { data, el, svg, byId, known, fixed, signed, span, digitsFor, ticks, ranked, plot, headMap, select, pick, follow, showTip,
-    watch: watch => watchers.push(watch), get picked() { return picked; } };
+  return { data, el, svg, byId, swatch, known, fixed, signed, span, percent, nearest, distinct, told, digitsFor, ticks, axis, headName, placeOf, ranked,
+    plot, grid, key, stroke, ramp, headMap, cellSize, folds, headTable, select, pick, follow, foot, showTip, resized, watch: watch => watchers.push(watch), get picked() { return picked; } };
 })();

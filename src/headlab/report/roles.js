@@ -1,19 +1,15 @@
 "use strict";
 /* The page of a roles study: ablation lines, head maps, shares, how sure, the fit and heads, joined by the chosen head. */
 (() => {
-  const { data, el, svg, byId, known, fixed, signed, span, digitsFor, ticks, ranked, plot, headMap, select, pick, follow, showTip, watch } = headlab;
+  const { data, el, svg, byId, swatch, known, fixed, signed, span, percent, nearest, distinct, told, digitsFor, ticks, axis, headName, placeOf, ranked,
+    plot, key, stroke, ramp, headMap, cellSize, folds, headTable, select, follow, foot, showTip, resized, watch } = headlab;
   const { models, tasks, roles } = data;
   const METRICS = [["F", "facilitation", "var(--c2)"], ["I", "irrelevance", "var(--c0)"], ["N", "interference", "var(--c1)"]];
   const LINES = [...METRICS, ["random", "random order", "var(--grey)"]];
   const COLOURS = { facilitating: "var(--c2)", irrelevant: "var(--c0)", interfering: "var(--c1)", mixed: "var(--c6)" };
   const SCORE = { facilitating: "F", irrelevant: "I", interfering: "N" };
   const colourOf = role => COLOURS[role] || "var(--grey)";
-  const swatch = colour => el("span", { class: "swatch", style: { "--c": colour }, "aria-hidden": "true" });
   const panelOf = (model, task) => data.panels.find(panel => panel.model === model && panel.task === task);
-  const percent = (value, digits = 1) => known(value) ? fixed(100 * value, digits) : "\u2013";
-  const nearest = (list, value) => list.reduce((best, one, i) => Math.abs(one - value) < Math.abs(list[best] - value) ? i : best, 0);
-  const distinct = values => [...new Set(values)];
-  const told = (values, say) => { const list = distinct(values); return list.length && list.length < 4 ? say(list.join(" or ")) : null; };
 
   // What a panel says of one head.
   const headOf = (panel, layer, head) => {
@@ -21,41 +17,14 @@
     const role = roles[at("role")] || "none";
     return { role, agree: at("agree"), seeds: panel.seeds.length, score: at(SCORE[role] || "F"), F: at("F"), I: at("I"), N: at("N"), plus: at("g_plus"), minus: at("g_minus") };
   };
-  const placeOf = name => { const found = /^L(\d+)H(\d+)$/.exec(name); return found && [+found[1], +found[2]]; };
   const agreeing = one => known(one.agree) ? `${one.agree} of ${one.seeds} seeds` : "";
   // A fifth of the seeds is the least that can agree on one of five roles.
   const strength = one => known(one.agree) ? .1 + .9 * Math.max(0, (one.agree / one.seeds - .2) / .8) : 0;
 
   const now = { shown: new Set(LINES.map(([key]) => key)), map: "role", hidden: new Set(), model: models[0]?.name };
 
-  // Small multiples: a row a task, a column a model; one model: a column a task. A phone has one column.
-  const GAP = 22;
-  function grid(host, { shape, low, high, row, facts, tile }) {
-    const room = byId("lines").clientWidth, fit = Math.max(1, Math.floor((room + GAP) / (230 + GAP)));
-    const alone = models.length === 1, count = alone ? tasks.length : models.length;
-    const columns = Math.ceil(count / Math.ceil(count / fit)), across = `repeat(${columns}, minmax(0, ${columns === 1 ? "46rem" : "1fr"}))`;
-    const width = Math.max(260, Math.floor(Math.min(columns === 1 ? 736 : Infinity, (room - GAP * (columns - 1)) / columns)));
-    const height = Math.round(Math.min(high, Math.max(low, width * shape)));
-    host.style.gridTemplateColumns = alone ? across : "minmax(0, 1fr)";
-    host.replaceChildren(...tasks.map((task, place) => {
-      const panels = models.map(model => panelOf(model.name, task.name)), shared = row(panels.filter(Boolean));
-      const tiles = models.map((model, i) => {
-        const panel = panels[i], first = (alone ? place : i) % columns === 0;
-        const chart = panel && tile(panel, { task, width, height, first, shared });
-        return el("figure", { class: "tile", data: { model: model.name, task: task.name } },
-          el("figcaption", {}, model.name, panel && facts && el("span", { class: "soft" }, facts(panel))),
-          chart || el("p", { class: "none" }, "Not measured."));
-      });
-      return el("div", { class: "row", role: "group", "aria-label": task.name, data: { task: task.name } },
-        el("h3", {}, task.name, task.says && el("span", { class: "soft" }, task.says)),
-        el("div", { class: "tiles", style: { "grid-template-columns": alone ? "minmax(0, 1fr)" : across } }, tiles));
-    }));
-  }
-  const axis = (min, max) => {
-    const list = ticks(min, max, 6);
-    const digits = [0, 1, 2, 3, 4, 5].find(count => list.every(value => Math.abs(+value.toFixed(count) - value) < 1e-9)) ?? 6;
-    return { min, max, ticks: list, digits };
-  };
+  // A row a task, a column a model.
+  const grid = (host, options) => headlab.grid(host, { ...options, columns: models, rows: tasks.map(task => ({ ...task, data: { task: task.name } })), at: (task, model) => panelOf(model.name, task.name) });
   // Letters beside the lines, none over another.
   const endLabels = (chart, ends) => {
     const placed = ends.filter(({ value }) => known(value)).map(end => ({ ...end, y: Math.max(0, Math.min(chart.h, chart.py(end.value))) })).sort((a, b) => a.y - b.y);
@@ -63,8 +32,6 @@
     placed.reverse().forEach((end, i) => { end.y = Math.min(end.y, i ? placed[i - 1].y - 11 : chart.h); });
     chart.over.append(...placed.map(({ text, x, y, colour }) => svg("text", { class: "end halo", x: chart.px(x) + 4, y: y + 4, style: { "--c": colour } }, text)));
   };
-  const key = (shape, text) => el("span", { class: "key" }, svg("svg", { width: 26, height: 12, "aria-hidden": "true" }, ...shape), text);
-  const stroke = (colour, name = "line") => svg("line", { class: name, x1: 0, x2: 26, y1: 6, y2: 6, style: { "--c": colour } });
   const sketch = (name, colour) => name === "random" ? [stroke(colour, "random")] : [stroke(colour)];
 
   // 1. Lines.
@@ -95,14 +62,14 @@
   function drawLines() {
     const longest = Math.max(1, ...data.panels.flatMap(panel => panel.ks || []));
     cut = false;
-    grid(byId("line-grid"), { shape: .84, low: 230, high: 330, row: reach, facts: panel => `${panel.n_heads} heads`, tile: (panel, { task, width, height, first, shared }) => {
+    grid(byId("line-grid"), { shape: .84, low: 230, high: 330, row: reach, facts: panel => `${panel.n_heads} heads`, tile: (panel, { width, height, first, shared }) => {
       const lines = linesOf(panel), digits = Math.max(1, digitsFor(shared.max - shared.min));
       if (!panel.ks?.length) return null;
       const last = panel.ks.length - 1;
       const chart = plot({ width, height, step: 1,
         x: { max: longest, ticks: ticks(0, longest, width < 400 ? 5 : 10), label: "heads ablated" },
         y: { ...shared, label: first ? "\u0394 log-prob of the target" : "" },
-        label: `\u0394 log-prob of the target, ${panel.model} on ${task.name}. With ${panel.ks[last]} heads ablated: ${lines.map(line => `${line.text} ${signed(line.mean[last], digits)}`).join(", ")}.`,
+        label: `\u0394 log-prob of the target, ${panel.model} on ${panel.task}. With ${panel.ks[last]} heads ablated: ${lines.map(line => `${line.text} ${signed(line.mean[last], digits)}`).join(", ")}.`,
         move: (at, x, y) => {
           const i = nearest(panel.ks, at), k = panel.ks[i];
           showTip(x, y, [el("div", { class: "top" }, `${panel.model}: ${k} ${k === 1 ? "head" : "heads"} ablated`), ...lines.map(line => {
@@ -130,13 +97,10 @@
   }
 
   // 2. Head maps, a fold for each model; drawn when first opened.
-  let maps = [];
-  const opened = new Set(models.length <= 3 ? models.map(model => model.name) : [models[0].name]);
   function drawMapControls() {
     byId("map-controls").replaceChildren(select("colour", [["role", "role"], ...METRICS.map(([name, text]) => [name, `${name}, ${text}`])], now.map, value => { now.map = value; drawMapLegend(); drawMaps(); }));
     byId("map-controls").querySelector("select").id = "map-of";
   }
-  const ramp = (colour, low, high) => el("span", { class: "scale" }, low, el("i", { style: { background: `linear-gradient(90deg, var(--mid), ${colour})` } }), high);
   function drawMapLegend() {
     const legend = byId("map-legend"), groups = byId("map-groups");
     roles.forEach((role, i) => groups.classList.toggle(`hide-${i}`, now.map === "role" && now.hidden.has(i)));
@@ -152,21 +116,9 @@
         groups.classList.toggle(`hide-${i}`, now.hidden.has(i));
       } }, swatch(colourOf(role)), role))), ramp("var(--grey)", "few seeds agree", "all"));
   }
-  function drawMaps() {
-    maps = [];
-    byId("map-groups").replaceChildren(...models.map(model => {
-      const inside = el("div", { class: "maps" });
-      const group = el("details", { class: "group", data: { model: model.name }, open: opened.has(model.name), toggle: () => {
-        if (group.open) opened.add(model.name); else opened.delete(model.name);
-        if (group.open && !inside.childElementCount) fillMaps(model, inside);
-      } }, el("summary", {}, model.name, el("span", { class: "soft" }, `${model.layers} layers x ${model.heads} heads`)), inside);
-      return group;
-    }));
-    document.querySelectorAll("#map-groups details[open]").forEach(group => fillMaps(models.find(model => model.name === group.dataset.model), group.querySelector(".maps")));
-  }
   const tipOf = (panel, layer, head) => {
     const one = headOf(panel, layer, head);
-    return [el("div", { class: "top" }, `L${layer}H${head}`),
+    return [el("div", { class: "top" }, headName(layer, head)),
       el("div", {}, swatch(colourOf(one.role)), one.role === "none" ? "no role" : one.role, known(one.agree) && `, ${agreeing(one)}`),
       el("div", {}, METRICS.map(([name]) => `${name} ${fixed(one[name])}`).join(", ")),
       el("div", { class: "soft" }, `G+ ${fixed(one.plus)}, G\u2212 ${fixed(one.minus)}`)];
@@ -175,17 +127,9 @@
   const matters = one => one.role === "facilitating" || one.role === "interfering";
   const surest = (a, b) => b.sure - a.sure || (b.score ?? 0) - (a.score ?? 0) || a.index - b.index;
   const LEAST = 340;
-  function fillMaps(model, inside) {
-    const room = byId("map-groups").clientWidth, panels = tasks.map(task => panelOf(model.name, task.name)), count = panels.filter(panel => panel?.map).length || 1;
-    // As many maps in a row as leave cells that can be hit; a map no taller than a window.
-    const most = Math.min(22, Math.max(8, 520 / model.heads));
-    let cell = 0;
-    for (let columns = Math.min(3, count); columns >= 1 && cell < Math.min(11, most); columns--) {
-      const wide = (room - 32 * (columns - 1)) / columns;
-      cell = columns > 1 && wide < LEAST ? 0 : Math.min(most, (wide - 27) / model.layers);
-    }
-    cell = Math.max(7, Math.floor(cell));
-    inside.replaceChildren(...tasks.map((task, i) => {
+  const drawMaps = folds(models, (model, keep) => {
+    const panels = tasks.map(task => panelOf(model.name, task.name)), cell = cellSize(model, panels.filter(panel => panel?.map).length || 1, 11, LEAST);
+    return tasks.map((task, i) => {
       const panel = panels[i];
       if (!panel?.map) return el("figure", {}, el("figcaption", {}, task.name), el("p", { class: "none" }, "Not measured."));
       const byRole = now.map === "role", metric = METRICS.find(([name]) => name === now.map), score = panel.map[byRole ? "F" : now.map];
@@ -200,10 +144,10 @@
           return { name: byRole ? `r${Math.max(0, roles.indexOf(one.role))}` : "plain", colour: byRole ? colourOf(one.role) : metric[2], strength: byRole ? strength(one) : Math.max(0, Math.min(1, one[now.map] ?? 0)),
             says: [one.role === "none" ? "no role" : one.role, agreeing(one), ...METRICS.map(([name]) => `${name} ${fixed(one[name])}`)].filter(Boolean).join(", ") };
         } });
-      maps.push(map);
+      keep(map);
       return el("figure", { style: { width: `${Math.max(map.width, LEAST)}px` } }, el("figcaption", {}, task.name), el("div", { class: "wide" }, map.root), map.under);
-    }));
-  }
+    });
+  });
 
   // 3. Shares: a column a role, of each the mean, in every seed, in any seed. Published ones below their task.
   function drawShares() {
@@ -251,13 +195,13 @@
   }
   function drawScores() {
     byId("ecdf-legend").replaceChildren(...METRICS.map(([name, text, colour]) => key([stroke(colour)], `${name} ${text}`)));
-    grid(byId("ecdf-grid"), { shape: .6, low: 170, high: 250, row: () => ({ min: 0, max: 1, ticks: [0, .25, .5, .75, 1], digits: 2 }), tile: (panel, { task, width, height, first, shared }) => {
+    grid(byId("ecdf-grid"), { shape: .6, low: 170, high: 250, row: () => ({ min: 0, max: 1, ticks: [0, .25, .5, .75, 1], digits: 2 }), tile: (panel, { width, height, first, shared }) => {
       const { ecdf } = panel;
       if (!ecdf?.x?.length) return null;
       const lines = METRICS.filter(([name]) => ecdf[name]);
       const half = nearest(ecdf.x, .5);
       const chart = plot({ width, height, step: .01, x: { max: 1, ticks: [0, .25, .5, .75, 1], label: "score" }, y: { ...shared, label: first ? "share of heads" : "" },
-        label: `Distribution of the scores, ${panel.model} on ${task.name}. Up to 0.5: ${lines.map(([name, text]) => `${text} ${percent(ecdf[name][half])} %`).join(", ")}.`,
+        label: `Distribution of the scores, ${panel.model} on ${panel.task}. Up to 0.5: ${lines.map(([name, text]) => `${text} ${percent(ecdf[name][half])} %`).join(", ")}.`,
         move: (at, x, y) => {
           const i = nearest(ecdf.x, at);
           showTip(x, y, [el("div", { class: "top" }, `${panel.model}: score up to ${fixed(ecdf.x[i])}`), ...lines.map(([name, text, colour]) => el("div", {}, swatch(colour), `${text} `, el("b", {}, `${percent(ecdf[name][i])} %`)))]);
@@ -287,11 +231,11 @@
       const min = values.length ? Math.min(...values) : 0, max = values.length ? Math.max(...values) : 1, edge = (max - min) * .06 || 1;
       return axis(min - edge, max + edge);
     };
-    grid(byId("loss-grid"), { shape: .6, low: 170, high: 250, row, tile: (panel, { task, width, height, first, shared }) => {
+    grid(byId("loss-grid"), { shape: .6, low: 170, high: 250, row, tile: (panel, { width, height, first, shared }) => {
       const parts = partsOf(panel), digits = Math.max(2, digitsFor(shared.max - shared.min));
       if (!parts.length) return null;
       const chart = plot({ width, height, step: panel.loss.every, x: { max: longest, ticks: ticks(0, longest, 4), label: "updates" }, y: { ...shared, label: first ? "loss" : "" },
-        label: `Loss of the fits, ${panel.model} on ${task.name}. At the end: ${parts.map(part => `${part.text} ${fixed(part.ys[part.ys.length - 1], digits)}`).join(", ")}.`,
+        label: `Loss of the fits, ${panel.model} on ${panel.task}. At the end: ${parts.map(part => `${part.text} ${fixed(part.ys[part.ys.length - 1], digits)}`).join(", ")}.`,
         move: (at, x, y) => {
           const here = parts.filter(part => at >= part.xs[0] - panel.loss.every / 2 && at <= part.xs[part.xs.length - 1] + panel.loss.every / 2).map(part => ({ ...part, i: nearest(part.xs, at) }));
           showTip(x, y, [el("div", { class: "top" }, `${panel.model}: ${here.length ? `update ${here[0].xs[here[0].i]}` : "no update"}`), ...here.map(part => el("div", {}, swatch(part.colour), `${part.text} `, el("b", {}, fixed(part.ys[part.i], digits))))]);
@@ -312,54 +256,30 @@
     const found = [];
     for (let layer = 0; layer < model.layers; layer++) for (let head = 0; head < model.heads; head++) {
       const best = panels.map(panel => headOf(panel, layer, head)).filter(one => matters(one) && one.agree > one.seeds / 2)
-        .map(one => ({ ...one, name: `L${layer}H${head}`, sure: one.agree / one.seeds, index: layer * model.heads + head })).sort(surest)[0];
+        .map(one => ({ ...one, name: headName(layer, head), sure: one.agree / one.seeds, index: layer * model.heads + head })).sort(surest)[0];
       if (best) found.push(best);
     }
     const names = found.sort(surest).slice(0, SHOWN).map(one => one.name), listed = names.length;
     if (own && !names.includes(own)) names.push(own);
     byId("head-caption").textContent = (found.length > listed ? `The ${listed} surest of ${found.length} heads that facilitate or interfere in most seeds in at least one task, ` : found.length
       ? `All ${found.length} heads that facilitate or interfere in most seeds in at least one task, ` : "No head facilitates or interferes in most seeds in any task. ") + (found.length ? "by agreement, then score. The chosen head is always listed. Scores are means over seeds." : "");
-    const rows = names.map(name => el("tr", { class: name === own && "picked", data: { head: name }, click: () => pick(now.model, name) },
-      el("td", {}, el("button", { type: "button", class: "head", "aria-pressed": String(name === own) }, name)),
+    headTable({ model: now.model, own, titles: panels.map(panel => `${panel.task}, seeds that agree`), groups: [{ names }], cells: name =>
       panels.map(panel => {
         const one = headOf(panel, ...placeOf(name));
         return el("td", { class: "score role", style: { background: `color-mix(in srgb, ${colourOf(one.role)} ${(one.role === "none" ? 8 : 32) * strength(one)}%, var(--paper))` } },
           el("b", {}, one.role === "none" ? "no role" : one.role), el("i", { title: "seeds that agree" }, known(one.agree) ? `${one.agree}/${one.seeds}` : "\u2013"),
           el("span", { class: "soft" }, METRICS.map(([metric]) => `${metric} ${fixed(one[metric])}`).join("  ")));
-      })));
-    const focused = document.activeElement?.closest?.("#head-table tr")?.dataset.head;
-    byId("head-table").replaceChildren(el("div", { class: "scroll" }, el("table", { class: "heads" },
-      el("thead", {}, el("tr", {}, el("th", {}, "head"), panels.map(panel => el("th", { class: "n" }, `${panel.task}, seeds that agree`)))), el("tbody", {}, rows))));
-    if (focused) byId("head-table").querySelector(`tr[data-head="${focused}"] button`)?.focus({ preventScroll: true });
+      }) });
   }
 
-  // The chosen head, said at the foot of the window.
-  const says = el("span"), held = el("div", { class: "held long", hidden: true, role: "status" }, says, el("button", { type: "button", click: () => pick(null) }, "clear"));
-  document.body.append(held);
   watch(picked => {
-    maps.forEach(map => map.hold(picked));
-    if (picked) {
-      now.model = picked.model;
-      const place = placeOf(picked.head);
-      says.replaceChildren(el("b", {}, `${picked.model} ${picked.head}`), tasks.map(task => [task.name, panelOf(picked.model, task.name)]).filter(([, panel]) => panel?.map)
-        .map(([task, panel]) => { const one = headOf(panel, ...place); return `${task} ${one.role === "none" ? "no role" : one.role}${known(one.agree) ? ` ${one.agree}/${one.seeds}` : ""}`; }).join(", "));
-    }
-    held.hidden = !picked;
+    if (picked) now.model = picked.model;
     drawHeads(picked);
   });
+  foot(({ model, head }) => tasks.map(task => [task.name, panelOf(model, task.name)]).filter(([, panel]) => panel?.map)
+    .map(([task, panel]) => { const one = headOf(panel, ...placeOf(head)); return `${task} ${one.role === "none" ? "no role" : one.role}${known(one.agree) ? ` ${one.agree}/${one.seeds}` : ""}`; }).join(", "), true);
 
   drawLegend(); drawLines(); drawMapControls(); drawMapLegend(); drawMaps(); drawShares(); drawAccuracy(); drawScores(); drawFit(); drawHeads();
-  follow((model, head) => {
-    const shape = models.find(one => one.name === model), place = placeOf(head);
-    return Boolean(shape && place && place[0] < shape.layers && place[1] < shape.heads);
-  });
-  if (headlab.picked) [...document.querySelectorAll("#map-groups details")].filter(group => group.dataset.model === headlab.picked.model).forEach(group => { group.open = true; });
-  const whole = byId("lines");
-  let width = whole.clientWidth, waiting = 0;
-  new ResizeObserver(() => {
-    if (whole.clientWidth === width || matchMedia("print").matches) return;
-    width = whole.clientWidth;
-    clearTimeout(waiting);
-    waiting = setTimeout(() => { drawLines(); drawAccuracy(); drawScores(); drawFit(); drawMaps(); }, 80);
-  }).observe(whole);
+  follow(models);
+  resized(byId("lines"), () => { drawLines(); drawAccuracy(); drawScores(); drawFit(); drawMaps(); });
 })();

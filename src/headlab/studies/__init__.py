@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 STUDIES = {
     "circuits": "how few heads explain the effect?",
     "roles": "which heads help, hurt, or do nothing?",
+    "contrastive": "can gates keep one prompt format and forget the other?",
 }
 
 
@@ -50,6 +51,7 @@ class Study:
     warnings: Callable[[Run], list[str]]  # what a reader should know first
     write_report: Callable[[Run], Path]  # figures and page
     compare: Callable[[Run, Run], list[dict[str, str]]]  # a row a cell that both have
+    prompts_of: Callable[[Cell], str] = lambda cell: cell.task  # whose length its work depends on
 
 
 def later(module: str, name: str) -> Callable[..., Any]:

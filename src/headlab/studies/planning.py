@@ -57,11 +57,11 @@ def plan(spec: Spec, device: str | None = None, trust_remote_code: bool = False)
             shape = seen[cell.model]
             if isinstance(shape, str):
                 raise HeadlabError(shape)
-            if (key := (cell.model, cell.task)) not in lengths:
+            if (key := (cell.model, study.prompts_of(cell))) not in lengths:
                 texts = load_texts(
                     bare, revision=revision, bos=spec.bos, trust_remote_code=trust_remote_code
                 )
-                examples = make_examples(texts, cell.task, _SAMPLE, cell.seed)
+                examples = make_examples(texts, key[1], _SAMPLE, cell.seed)
                 lengths[key] = statistics.mean(len(texts.ids(each.prompt)) for each in examples)
         except HeadlabError as error:
             lost = cell.model not in seen and not isinstance(error, ShapeUnknown)

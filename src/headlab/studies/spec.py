@@ -63,6 +63,16 @@ def as_path(name: str, info: ValidationInfo) -> Path:
     return Path(os.path.abspath((info.context or {}).get("folder", Path()) / given))
 
 
+def _folder(name: str | None, info: ValidationInfo) -> str | None:
+    """A folder of data by its absolute path, or the hub."""
+    if name in (None, "hub") or is_stored(info):
+        return name
+    path = as_path(name, info)
+    if not path.is_dir():
+        raise ValueError(f"no folder {path}")
+    return str(path)
+
+
 def is_stored(info: ValidationInfo) -> bool:
     """Of a run that is only looked at, the models and files need not be here."""
     return bool((info.context or {}).get("stored"))
@@ -111,6 +121,7 @@ Seeds = Annotated[
     AfterValidator(each_once),
     Field(min_length=1, max_length=1000),
 ]
+Folder = Annotated[str | None, AfterValidator(_folder)]
 
 
 class Spec(BaseModel):

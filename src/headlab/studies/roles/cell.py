@@ -74,8 +74,8 @@ def run_cell(cell: Cell, model: Model, progress: Progress, scratch: Path) -> Rec
         reference=reference,
         task=cell.task,
         state=read_state(kept, key, model.device),
-        keep=lambda state: write_state(state, kept, key),
-        keep_every=_KEEP,
+        on_state=lambda state: write_state(state, kept, key),
+        state_every=_KEEP,
         progress=lambda fits: progress(fits * schedule.batch),
     )
     total = model.n_layers * model.n_heads

@@ -5,21 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, ValidationInfo, model_validator
+from pydantic import Field, model_validator
 
 from headlab.studies.cells import Cell
-from headlab.studies.spec import MIN_ORDERS, Models, Spec, Tasks, as_path, is_stored
+from headlab.studies.spec import MIN_ORDERS, Folder, Models, Spec, Tasks
 
 SETS = ["syntax", "commonsense", "math"]
-
-
-def _folder(name: str | None, info: ValidationInfo) -> str | None:
-    if name in (None, "hub") or is_stored(info):
-        return name
-    path = as_path(name, info)
-    if not path.is_dir():
-        raise ValueError(f"no folder {path}")
-    return str(path)
 
 
 class RolesSpec(Spec):
@@ -58,7 +49,7 @@ class RolesSpec(Spec):
     study: Literal["roles"]
     models: Models
     tasks: Tasks = SETS
-    data: Annotated[str | None, AfterValidator(_folder)] = None
+    data: Folder = None
     train: int | None = Field(default=None, ge=2, le=1_000_000)
     n: int = Field(ge=2, le=100_000)
     updates: int = Field(ge=1, le=100_000)

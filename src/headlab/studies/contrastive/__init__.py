@@ -1,0 +1,18 @@
+"""The contrastive study: gates that keep one prompt format and forget the other, tested on a task
+that the fit has not seen."""
+
+from headlab.studies import Study, later
+from headlab.studies.contrastive.spec import ContrastiveSpec
+
+STUDY = Study(
+    name="contrastive",
+    Spec=ContrastiveSpec,
+    cells=ContrastiveSpec.cells,
+    work=later("contrastive.cell", "work"),
+    run_cell=later("contrastive.cell", "run_cell"),
+    findings=later("contrastive.page", "findings"),
+    warnings=later("contrastive.page", "warnings"),
+    write_report=later("contrastive.page", "write_report"),
+    compare=later("contrastive.page", "compare"),
+    prompts_of=lambda cell: f"{cell.task}-icl",  # the longer ones
+)
