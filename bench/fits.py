@@ -99,8 +99,8 @@ def main() -> None:
     ]
     schedule = Schedule(batch=asked.batch)
     seeds = list(range(asked.seeds))
-    work = FitWork(model, Rows(model, examples), schedule, ZERO, None)
-    state = begin(model, seeds, schedule, fits=3 * len(seeds))
+    work = FitWork(model, Rows(model, examples), schedule, ZERO)
+    state = begin(model, seeds, schedule, 3 * len(seeds), work.budget())
     fits = [("free", seed) for seed in seeds]
     plain = PlainFit(model, examples, asked.batch)
 
@@ -128,7 +128,7 @@ def main() -> None:
     mine = statistics.median(fast)
     line = (
         f"{asked.shape} {asked.dtype}, {asked.batch} x {asked.length}, target {asked.target}, "
-        f"{asked.seeds} seeds: an update of all {1000 * mine:.1f} ms ({work._tokens} tokens a "
+        f"{asked.seeds} seeds: an update of all {1000 * mine:.1f} ms ({state.tokens} tokens a "
         f"pass, {peaks[0]:.1f} GiB), 1,500 updates {1500 * mine / 60:.1f} min"
     )
     if slow:

@@ -96,9 +96,9 @@ def test_what_is_tested_beside_the_gates_themselves():
     assert torch.equal(masks["gates"], gates)
     assert torch.equal(masks["closed"] == 0, gates < 0.5)
     assert masks["closed"].unique().tolist() == [0, 1]
-    dealt = masks["shuffled"].view(3, cells.SHUFFLES, 8)
-    assert torch.equal(dealt.sort(-1).values, gates.view(3, 1, 8).sort(-1).values.expand(-1, 5, -1))
-    assert not any(torch.equal(dealt[0, i], gates[0].flatten()) for i in range(cells.SHUFFLES))
+    dealt = masks["shuffled"].view(3, 7, 8)  # at least twenty in all
+    assert torch.equal(dealt.sort(-1).values, gates.view(3, 1, 8).sort(-1).values.expand(-1, 7, -1))
+    assert not any(torch.equal(dealt[0, i], gates[0].flatten()) for i in range(7))
 
 
 def test_a_record_holds_all_that_was_found(done):
@@ -168,7 +168,7 @@ def test_wrong_settings_are_named_with_their_lines(tmp_path):
     path = tmp_path / "study.yaml"
     for text, says in (
         ("study: contrastive\ntasks: [antonim, capitalize]\n", "did you mean 'antonym'"),
-        ("study: contrastive\ntasks: [antonym]\n", "line 2: tasks"),
+        ("study: contrastive\ntasks: [antonym]\n", "two tasks at least"),
         ("study: contrastive\nkeep: [both]\n", "line 2: keep is icl or instruction"),
         ("study: contrastive\nkeep: [icl, icl]\n", "'icl' is there twice"),
         ("study: contrastive\ndata: hub\n", "are on no hub"),
@@ -196,7 +196,7 @@ def test_too_few_pairs_fail_their_cells_with_a_sentence(lab, tmp_path):
 def test_more_work_is_counted_for_more_seeds_and_updates(lab):
     small, large, longer = (
         work(spec_of(lab, **changes).cells()[0], 8)
-        for changes in ({}, {"seeds": [0, 1, 2, 3]}, {"updates": 80})
+        for changes in ({}, {"seeds": list(range(40))}, {"updates": 80})
     )
     assert large.passes > 1.5 * small.passes
     assert longer.passes > 3 * small.passes

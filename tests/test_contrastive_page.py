@@ -14,7 +14,7 @@ import torch
 from headlab.gatefits import ContrastFit
 from headlab.report import render
 from headlab.stats import share_interval
-from headlab.studies.contrastive.cell import SHUFFLES, VARIANTS, Found, other_than
+from headlab.studies.contrastive.cell import VARIANTS, Found, deals, other_than
 from headlab.studies.contrastive.page import _data
 from headlab.studies.contrastive.panels import NAMES, Panel
 from headlab.tasks.word_pairs import FORMATS, INSTRUCTIONS
@@ -40,7 +40,7 @@ def rights(model: str, task: str, kept: str, asked: str) -> dict[str, list[int]]
         "before": [chance.randrange(20, 50)],
         "gates": [after - 2, after, after + 1],
         "closed": [chance.randrange(0, N) for _ in range(SEEDS)],
-        "shuffled": [chance.randrange(5, 15) for _ in range(SHUFFLES * SEEDS)],
+        "shuffled": [chance.randrange(5, 15) for _ in range(deals(SEEDS) * SEEDS)],
     }
 
 
@@ -270,7 +270,7 @@ def test_the_table_has_the_charts_numbers(page: browsers.Browser) -> None:
                         *(f"\u2212{1.5 - _mean(counts[name]):.2f}" for name in ("before", "gates")),
                     ]
     row = _row("smollm2", "antonym", "icl", "icl")
-    assert page.texts(f"{row} td.name") == ["antonymkept is ahead"]
+    assert page.texts(f"{row} td.name") == ["antonymthe forgotten fell more"]
     assert page.texts(f"{row} td.format") == [f" kept{NAMES['icl']}"]
     assert page.count("#number-table tbody tr") == 4 * (1 + 12) - 1
 
@@ -282,7 +282,7 @@ def test_kept_that_is_not_ahead_is_not_said_to_be(
     data["panels"][0]["separates"] = False
     _open(browser, tmp_path, (data, facts))
     row = _row("smollm2", "antonym", "icl", "icl")
-    assert browser.texts(f"{row} td.name") == ["antonymkept is not ahead"]
+    assert browser.texts(f"{row} td.name") == ["antonymthe forgotten did not fall more"]
 
 
 def test_a_missing_panel_is_said_to_be_missing_in_its_place(

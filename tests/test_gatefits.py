@@ -21,7 +21,7 @@ from headlab.gatefits import (
     fit_contrast,
     fit_gates,
 )
-from headlab.gatefits.fitting import CLAMP, alone
+from headlab.gatefits.fitting import CLAMP, FitWork
 from headlab.gatefits.rows import Rows, order_of
 
 NEEDED, HARMFUL = Head(1, 0), Head(1, 3)
@@ -30,6 +30,16 @@ NEEDED, HARMFUL = Head(1, 0), Head(1, 3)
 @pytest.fixture(scope="module")
 def fit() -> GateFit:
     return fit_gates(roled(), pairs(40), range(5), Schedule(updates=150, batch=16))
+
+
+def alone(fit: GateFit, number: int) -> GateFit:
+    """One seed of a fit."""
+    n = len(fit.seeds)
+    rows = [number, n + number, 2 * n + number]
+    own = {name: getattr(fit, name)[number : number + 1] for name in ("free", "plus", "minus")}
+    return dataclasses.replace(
+        fit, seeds=[fit.seeds[number]], losses=fit.losses[rows], paths=fit.paths[rows], **own
+    )
 
 
 # --- roles ---
@@ -67,7 +77,25 @@ def test_scores_are_the_papers_table():
     assert torch.equal(roles.scores["F"], g_minus)
     assert torch.equal(roles.scores["N"], 1 - g_plus)
     assert torch.allclose(roles.scores["I"], g_plus * (1 - g_minus))
-    assert roles.shares()["mixed"] == {"mean": 0.25, "always": 0.25, "any": 0.25}
+    quarter, half = (dict.fromkeys(("mean", "always", "any"), share) for share in (0.25, 0.5))
+    assert roles.shares() == {
+        "facilitating": half,  # by the score alone: a mixed head counts
+        "irrelevant": quarter,
+        "interfering": half,
+        "mixed": quarter,
+        "none": dict.fromkeys(("mean", "always", "any"), 0.0),
+    }
+
+
+def test_shares_over_seeds_are_of_all_and_of_any():
+    high, low = 9.0, -9.0
+    plus = torch.tensor([[[high, high, low, high]], [[high, low, low, high]]])
+    minus = torch.tensor([[[high, low, low, low]], [[high, low, low, high]]])
+    nothing = torch.zeros(6, 1)
+    shares = Roles(GateFit("m", "t", [0, 1], plus, plus, minus, nothing, nothing)).shares()
+    assert shares["facilitating"] == {"mean": 3 / 8, "always": 1 / 4, "any": 2 / 4}
+    assert shares["interfering"] == {"mean": 3 / 8, "always": 1 / 4, "any": 2 / 4}
+    assert shares["irrelevant"] == {"mean": 2 / 8, "always": 0, "any": 2 / 4}
 
 
 def test_saturated_gates_are_ordered_by_their_logits():
@@ -77,6 +105,14 @@ def test_saturated_gates_are_ordered_by_their_logits():
     assert roles.scores["F"].unique().tolist() == [1.0]
     assert roles.order("F").tolist() == [[1, 2, 0]]
     assert roles.order("N").tolist() == [[0, 2, 1]]
+    assert roles.order("F", aggregated=True).tolist() == [[1, 2, 0]]
+
+
+def test_one_order_for_all_seeds_is_by_their_mean_score():
+    minus = torch.tensor([[[3.0, 2.0, -3.0]], [[-3.0, 2.0, 3.5]]])
+    made = GateFit("m", "t", [0, 1], minus, minus, minus, torch.zeros(6, 1), torch.zeros(6, 1))
+    assert Roles(made).order("F").tolist() == [[0, 1, 2], [2, 1, 0]]
+    assert Roles(made).order("F", aggregated=True).tolist() == [[1, 2, 0]] * 2
 
 
 def test_agreement_counts_seeds(fit):
@@ -289,6 +325,7 @@ def test_orders_go_through_all_examples_before_any_comes_again():
     assert sorted(order[10:20]) == list(range(10))
     assert (order_of(10, 4, range(3, 5), key=(7, 0)).flatten() == order[12:]).all()
     assert (order_of(10, 4, range(5), key=(8, 0)).flatten() != order).any()
+    assert (order[:10] != order[10:20]).any(), "each epoch has an order of its own"
 
 
 def test_rows_hold_each_prompt_and_read_only_its_target():
@@ -335,7 +372,10 @@ def test_short_rows_are_not_padded_to_long_ones_where_that_costs_more():
 @pytest.mark.parametrize("base", ["plus", "ones", "raw"])
 @pytest.mark.parametrize("aggregated", [False, True])
 def test_delta_k_is_two_full_passes_with_the_gates_written_out(fit, base, aggregated):
-    model, examples, roles = roled(), pairs(6), Roles(fit)
+    model, roles = roled(), Roles(fit)
+    examples = [
+        dataclasses.replace(each, target=f"{each.target} is the", wrong=()) for each in pairs(6)
+    ]
     deltas = ablation_deltas(
         model, examples, roles, [0, 1, 3, 8], base=base, aggregated=aggregated, random_orders=7
     )
@@ -352,9 +392,12 @@ def test_delta_k_is_two_full_passes_with_the_gates_written_out(fit, base, aggreg
                 if base == "plus":
                     opened[order[seed][:k]] = 1
                 gates = torch.stack([closed, opened]).view(2, 2, 4)
-                low, high = measure(model, examples, gates).values
+                low, high = measure(model, examples, gates, "log-prob").values
                 assert torch.allclose(deltas.lines[metric][seed, i], low - high, atol=1e-5)
     assert deltas.lines["random"].shape == (7, 4, 6)
+    for number in range(5):  # a random order is ablated against its own seed's gates
+        lone = ablation_deltas(model, examples, Roles(alone(fit, number)), [8], base=base)
+        assert torch.allclose(deltas.lines["random"][number, 3], lone.lines["F"][0, 0], atol=1e-5)
     if aggregated:
         assert (roles.order("F", True) == roles.order("F", True)[0]).all()
 
@@ -373,3 +416,39 @@ def test_wrong_requests_of_deltas_are_refused(fit):
         ablation_deltas(roled(), pairs(4), Roles(fit), base="minus")
     with pytest.raises(HeadlabError, match="k runs from 0 to 8"):
         ablation_deltas(roled(), pairs(4), Roles(fit), [9])
+
+
+# --- memory ---
+
+
+def test_out_of_memory_is_met_with_smaller_passes(monkeypatch):
+    schedule = Schedule(updates=6, batch=8)
+    expected = fit_gates(planted(), pairs(20), [0], schedule)
+    model, plain = planted(), FitWork.slopes
+
+    def tight(self, logits, numbers, tokens):
+        if tokens > 20:
+            raise torch.OutOfMemoryError("too much")
+        return plain(self, logits, numbers, tokens)
+
+    monkeypatch.setattr(FitWork, "slopes", tight)
+    states = []
+    found = fit_gates(model, pairs(20), [0], schedule, budget=64, on_state=states.append)
+    assert torch.allclose(found.plus, expected.plus, atol=1e-4)
+    assert model.back_offs == 2
+    assert states[-1].tokens == 16, "kept for where it goes on"
+
+    def never(self, logits, numbers, tokens):
+        raise torch.OutOfMemoryError("too much")
+
+    monkeypatch.setattr(FitWork, "slopes", never)
+    with pytest.raises(HeadlabError, match="does not fit into memory with one example"):
+        fit_gates(model, pairs(20), [0], schedule)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"strength": math.nan}, {"clip": math.inf}, {"rates": (0.1, math.nan)}]
+)
+def test_a_schedule_is_of_finite_numbers(wrong):
+    with pytest.raises(HeadlabError, match="finite"):
+        Schedule(**wrong)

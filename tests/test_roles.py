@@ -16,6 +16,7 @@ import pytest
 import torch
 from commands import error_of, run
 from planted import in_formats, pairs, planted, roled, two_formats
+from safetensors import safe_open
 from test_runs import save_task
 from tiny import save_tiny
 
@@ -25,6 +26,7 @@ from headlab.gatefits import Roles, Schedule, ablation_deltas, fit_gates
 from headlab.gatefits.files import read_fit, read_state, write_fit, write_state
 from headlab.store import Run
 from headlab.studies.roles.cell import from_record, to_record, work
+from headlab.studies.roles.figure import _caption as figure_caption
 from headlab.studies.roles.figure import grid
 from headlab.studies.roles.panels import published, read_panels
 from headlab.studies.running import run_study
@@ -40,7 +42,6 @@ def lab(tmp_path_factory) -> Path:
     model = roled()
     model.hf.save_pretrained(folder / "m")
     model.tokenizer.save_pretrained(folder / "m")
-    save_task(folder / "t.jsonl", list({each.prompt: each for each in pairs(40)}.values()))
     save_task(folder / "t.jsonl", pairs(40))
     return folder
 
@@ -117,6 +118,75 @@ def test_every_setting_reaches_the_fit(lab, tmp_path):
     assert not torch.equal(read_panels(plain)[0].found.fit.plus, panel.found.fit.plus)
 
 
+@pytest.mark.parametrize(
+    "change", [{"base": "ones"}, {"base": "raw"}, {"aggregated": True}, {"reference": "mean"}]
+)
+def test_every_setting_reaches_the_ablation(lab, tmp_path, change):
+    settings = {"updates": 20, "seeds": [0, 1], "train": 12, **change}
+    run_ = run_study(spec_of(lab, **settings), tmp_path / "r")
+    (panel,) = read_panels(run_)
+    model, task = roled(), str(lab / "t.jsonl")
+    training = headlab.make_examples(model, task, 12, 0, "rank")
+    tested = headlab.make_examples(model, task, None, 0, "curve")[:6]
+    reference = headlab.gates.ZERO
+    if "reference" in change:
+        reference = headlab.mean_reference(model, [each.prompt for each in training])
+    how = {name: change[name] for name in ("base", "aggregated") if name in change}
+    roles = panel.found.roles
+    expected = ablation_deltas(
+        model, tested, roles, [0, 1, 2, 8], reference=reference, random_orders=3, **how
+    )
+    for line, values in expected.lines.items():
+        assert torch.allclose(panel.found.deltas.lines[line].float(), values.float(), atol=1e-4)
+    if "reference" not in change:
+        usual = ablation_deltas(model, tested, roles, [0, 1, 2, 8], random_orders=3)
+        changed = any(
+            not torch.allclose(usual.lines[line], values, atol=1e-3)
+            for line, values in expected.lines.items()
+        )
+        assert changed
+        caption = figure_caption([panel])
+        assert {"base": "the others at G+" not in caption}.get(next(iter(change)), True)
+        assert ("one order for all seeds" in caption) == ("aggregated" in change)
+
+
+def test_changed_data_is_not_mixed_with_what_a_fit_has_seen(lab, tmp_path, monkeypatch):
+    import headlab.studies.roles.cell as cells
+
+    data = tmp_path / "words"
+    data.mkdir()
+    rows = [{"input": f"n{n}", "output": f"n{n + 1}"} for n in range(13)]
+    (data / "antonym.json").write_text(json.dumps(rows))
+    given = {"tasks": ["antonym-instruction"], "data": str(data), "updates": 60, "n": 2}
+    write = cells.write_state
+
+    def die(state, path, key):
+        write(state, path, key)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cells, "write_state", die)
+    with pytest.raises(KeyboardInterrupt):
+        run_study(spec_of(lab, **given), tmp_path / "r")
+    monkeypatch.undo()
+    (data / "antonym.json").write_text(json.dumps(rows[::-1]))
+    assert "antonym.json has changed since this run began" in error_of(
+        run("resume", str(tmp_path / "r"), "-q")
+    )
+    # Neither is a state of other data taken up where the manifest knows nothing of it.
+    manifest = json.loads((tmp_path / "r" / "manifest.json").read_text())
+    (tmp_path / "r" / "manifest.json").write_text(json.dumps({**manifest, "files": {}}))
+    seen = []
+    fit = cells.fit_gates
+
+    def spied(*args, **named):
+        seen.append(named["state"])
+        return fit(*args, **named)
+
+    monkeypatch.setattr(cells, "fit_gates", spied)
+    run("resume", str(tmp_path / "r"), "-q")
+    assert seen == [None]
+
+
 def test_a_killed_fit_goes_on_from_its_last_fifty_updates(lab, tmp_path):
     spec = spec_of(lab, updates=400)
     whole = run_study(spec, tmp_path / "whole")
@@ -134,9 +204,10 @@ def test_a_killed_fit_goes_on_from_its_last_fifty_updates(lab, tmp_path):
     process.kill()
     process.communicate()
     (kept,) = folder.glob("scratch/*/fit.safetensors")
-    state = read_state(kept, {"cell": whole.cells[0].id}, "cpu")
-    assert state is not None
-    assert state.step % 50 == 0
+    with safe_open(kept, "pt") as file:
+        state = json.loads(file.metadata()["headlab"])
+    assert state["key"]["cell"] == whole.cells[0].id
+    assert state["step"] % 50 == 0
     assert run("resume", str(folder), "-q").exit_code == 0
     assert Run.read(folder).path_of(whole.cells[0]).read_bytes() == (
         whole.path_of(whole.cells[0]).read_bytes()
@@ -236,7 +307,7 @@ def test_the_run_leaves_figures_tables_and_a_report(done):
     assert {float(row["delta"]) for row in first} == {0.0}
     with (figures / "shares.csv").open() as file:
         shares = {row["role"]: float(row["mean"]) for row in csv.DictReader(file)}
-    assert sum(shares.values()) == pytest.approx(1)
+    assert sum(shares.values()) - shares["mixed"] == pytest.approx(1)
     page = (done.folder / "report.html").read_text()
     data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])
     (panel,) = data["panels"]
@@ -274,6 +345,26 @@ def test_rank_by_gates_leaves_gates_roles_and_figures(lab, tmp_path):
     names = {path.name for path in tmp_path.iterdir()}
     assert {"scores-scores.png", "scores-fit.pdf", "scores-fit.csv"} < names
     assert not [name for name in names if "part" in name]
+    # What was learned is proved on other prompts.
+    proved = run(
+        *("curve", str(lab / "m"), str(lab / "t.jsonl"), "--scores", str(out), "--reference"),
+        *("zero", "--out", str(tmp_path / "c"), "--orders", "20", "--json"),
+    )
+    assert "the ranking has used every example" in proved.stderr
+    halved = ("--split", "rank", "--updates", "60", "--batch", "8", "--seeds", "1")
+    dotted = tmp_path / "llama-3.2-1b.json"
+    made = run(
+        *("rank", str(lab / "m"), str(lab / "t.jsonl"), "--method", "gates", *halved, "-q"),
+        *("--out", str(dotted)),
+    )
+    assert made.exit_code == 0, made.output
+    assert (tmp_path / "llama-3.2-1b-gates.safetensors").exists()
+    proved = run(
+        *("curve", str(lab / "m"), str(lab / "t.jsonl"), "--scores", str(dotted), "--reference"),
+        *("zero", "--out", str(tmp_path / "c"), "--orders", "20", "--json"),
+    )
+    assert proved.exit_code == 0, proved.output
+    assert json.loads(proved.stdout)["measure"] == "log-prob"
     told = json.loads(
         run(
             *("rank", str(lab / "m"), str(lab / "t.jsonl"), "--method", "gates", "--seeds", "1"),
@@ -341,3 +432,55 @@ def test_too_large_a_batch_is_one_sentence(lab):
         run("rank", str(lab / "m"), str(lab / "t.jsonl"), "--method", "gates", "--quiet")
     )
     assert "a batch has 64 examples, and there are 40" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--method", "gates", "--measure", "kl"), "takes no --measure"),
+        (("--method", "gates", "--format", "mib"), "takes no --format"),
+        (("--method", "gates", "--reference", "counterfactual"), "zero or to a mean"),
+        (("--method", "gates", "--data", "/nowhere"), "data is for question sets"),
+        (("--method", "gates", "--n", "0"), "at least one example"),
+        (("--method", "gates", "--keep", "ioi"), "takes no --keep"),
+        (("--method", "gates", "--lambda", "nan"), "finite"),
+        (("--method", "contrastive"), "takes no TASK"),
+    ],
+)
+def test_options_that_would_not_be_heeded_are_refused(lab, options, says):
+    result = run("rank", str(lab / "m"), str(lab / "t.jsonl"), *options, "--batch", "4", "--quiet")
+    assert says in error_of(result)
+
+
+def test_what_is_kept_and_forgotten_comes_in_pairs(lab, tmp_path):
+    first, second = in_formats(16)
+    short = str(save_task(tmp_path / "short.jsonl", second[:10]))
+    whole = str(save_task(tmp_path / "whole.jsonl", first))
+    common = ("rank", str(lab / "m"), "--method", "contrastive", "--quiet", "--batch", "2")
+    out = ("--out", str(tmp_path / "s.json"))
+    assert "belong together" in error_of(run(*common, "--keep", whole, "--forget", short, *out))
+    assert "at once" in error_of(run(*common, "--keep", whole, "--forget", whole, *out))
+    folder = error_of(run(*common, "--keep", whole, "--forget", short, "--out", str(tmp_path)))
+    assert "is a folder" in folder
+
+
+def test_a_fit_of_another_model_or_dtype_is_not_gone_on_with(lab, tmp_path, monkeypatch):
+    from headlab.gatefits import files
+
+    out = tmp_path / "s.json"
+    command = ("rank", str(lab / "m"), str(lab / "t.jsonl"), "--method", "gates", "--seeds", "1")
+    command = (*command, "--updates", "60", "--batch", "4", "--out", str(out))
+    write = files.write_state
+
+    def die(state, path, key):
+        write(state, path, key)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(files, "write_state", die)
+    assert run(*command).exit_code == 130
+    monkeypatch.undo()
+    assert "going on" not in run(*command, "--dtype", "float64").stderr
+    monkeypatch.setattr(files, "write_state", die)
+    assert run(*command).exit_code == 130
+    monkeypatch.undo()
+    assert "going on after 50 of 120 updates" in run(*command).stderr

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from headlab.gates import Gates, Reference, counterfactual_reference, mean_reference
     from headlab.generation import Generated, generate
     from headlab.gradients import Gradients, gate_gradients
+    from headlab.grading import Graded, grade
     from headlab.heads import Head, parse_heads
     from headlab.loading import load
     from headlab.model import Model
@@ -38,6 +39,7 @@ _HOMES = {
     "Example": "examples",
     "Gates": "gates",
     "Generated": "generation",
+    "Graded": "grading",
     "Gradients": "gradients",
     "Head": "heads",
     "HeadScores": "scores",
@@ -51,6 +53,7 @@ _HOMES = {
     "counterfactual_reference": "gates",
     "curve": "curves",
     "gate_gradients": "gradients",
+    "grade": "grading",
     "generate": "generation",
     "load": "loading",
     "make_examples": "tasks",
@@ -73,6 +76,7 @@ __all__ = [
     "Example",
     "Gates",
     "Generated",
+    "Graded",
     "Gradients",
     "Head",
     "HeadScores",
@@ -88,6 +92,7 @@ __all__ = [
     "curve",
     "gate_gradients",
     "generate",
+    "grade",
     "load",
     "make_examples",
     "make_spec",

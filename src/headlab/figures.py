@@ -130,7 +130,8 @@ def plot_scores(scores: HeadScores) -> Figure:
         f"{float(scores.clean.double().mean()):.3g} {scores.base}. Noise floor {floor}"
         f"{' (dots: heads below it)' if scores.in_noise.any() else ''}."
     )
-    label = f"change of {scores.measure}" if scores.shows_change else f"score ({scores.measure})"
+    told = scores.settings.get("score", scores.measure)
+    label = f"change of {told}" if scores.shows_change else f"score ({told})"
     return head_map(scores, caption, title, label)
 
 

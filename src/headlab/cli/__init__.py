@@ -3,9 +3,11 @@
 from headlab.cli import (  # noqa: F401  (each adds its command)
     ablate,
     check,
+    comet,
     curve,
     demo,
     generate,
+    grade,
     models,
     rank,
     run,

@@ -27,7 +27,7 @@ class _Sentences(TyperGroup):
         except HeadlabError as error:
             _fail(str(error), error)
         except KeyboardInterrupt:
-            err.print("interrupted; nothing half-written was left behind")
+            err.print("interrupted; no result was left half-written")
             raise typer.Exit(130) from None
         except BrokenPipeError:  # the reader of our output went away
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115

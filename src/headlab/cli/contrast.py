@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from headlab.cli.app import out
+from headlab.cli.app import err, out
 from headlab.cli.options import load_model, progress
 from headlab.cli.printing import new_table, print_json
 from headlab.errors import HeadlabError
@@ -23,6 +23,7 @@ def rank_contrast(
     seed: int,
     seeds: int,
     schedule: dict[str, Any],
+    reference: str | None,
     path: Path,
     top: int,
     as_json: bool,
@@ -35,14 +36,19 @@ def rank_contrast(
 
     find_task(keep)
     find_task(forget)
+    if keep == forget:
+        raise HeadlabError(f"{keep} cannot be kept and forgotten at once; name two tasks")
     loaded = load_model(model, loading, quiet)
     import torch
 
     from headlab.engine import measure
     from headlab.figures import save_head_map
     from headlab.gatefits import Schedule, fit_contrast
+    from headlab.gatefits.files import read_state, write_state
+    from headlab.gates import ZERO, mean_reference
     from headlab.scores import HeadScores, write_scores
     from headlab.stats import share_interval
+    from headlab.studies.provenance import fingerprint
     from headlab.tasks import make_examples, takes_data
 
     def made(task: str, split: Any) -> list[Any]:
@@ -51,21 +57,47 @@ def rank_contrast(
 
     training = [made(task, "rank")[:n] for task in (keep, forget)]
     tested = [made(task, "curve") for task in (keep, forget)]
-    pairs = min(map(len, training))
+    sizes = [len(each) for each in training]
+    if sizes[0] != sizes[1]:
+        raise HeadlabError(
+            f"{keep} has {sizes[0]} examples to fit on and {forget} {sizes[1]}; the i-th of one "
+            "and of the other belong together: give as many of both, in one order"
+        )
     chosen = Schedule(**{name: value for name, value in schedule.items() if value is not None})
+    prompts = [example.prompt for each in training for example in each[:100]]
+    stand_in = mean_reference(loaded, prompts) if reference == "mean" else ZERO
+    used = [example.fingerprint for each in training for example in each]
+    kept = path.with_name(f"{path.stem}-fit.part.safetensors")
+    key = {
+        "model": loaded.name,
+        "fingerprint": fingerprint(loaded),
+        "bos": loaded.bos,
+        "examples": used,
+        "seeds": seeds,
+        "reference": stand_in.kind,
+        **vars(chosen),
+    }
+    state = read_state(kept, key, loaded.device)
+    if state is not None and not quiet:
+        err.print(f"going on after {state.step} of {chosen.updates} updates", highlight=False)
     with progress(f"fitting {seeds} seeds of gates", seeds * chosen.updates, quiet) as advance:
+        if state is not None:
+            advance(seeds * state.step)
         fit = fit_contrast(
             loaded,
-            training[0][:pairs],
-            training[1][:pairs],
+            training[0],
+            training[1],
             range(seeds),
             chosen,
+            reference=stand_in,
+            state=state,
+            on_state=lambda now: write_state(now, kept, key),
             progress=advance,
         )
     masks = torch.cat([torch.ones_like(fit.gates[:1]), fit.gates])
     rows: list[dict[str, Any]] = []
     for name, task, examples in zip(("kept", "forgotten"), (keep, forget), tested, strict=True):
-        right = measure(loaded, examples, masks, "top1-accuracy").values
+        right = measure(loaded, examples, masks, "top1-accuracy", stand_in).values
         before = int(right[0].sum())
         after = right[1:].double().mean(1)
         rows.append(
@@ -83,15 +115,17 @@ def rank_contrast(
         model=fit.model,
         task=f"{keep} kept, {forget} forgotten",
         method="contrastive",
-        measure="1 - gate",
-        reference="zero",
+        measure="log-prob",
+        reference=stand_in.kind,
         examples=[f"seed {each}" for each in fit.seeds],
         values=(1 - fit.gates).permute(1, 2, 0),
         clean=torch.full((len(fit.seeds),), torch.nan),
-        settings=dict(fit.settings),
+        settings={**fit.settings, "score": "1 - gate"},
+        fingerprints=used,
     )
     write_scores(scores, path)
     save_head_map(scores, path.parent, path.stem)
+    kept.unlink(missing_ok=True)
     closed = [str(head) for head in scores.order() if float(scores.score[head]) >= 0.5]
     if as_json:
         print_json({"model": fit.model, "accuracy": rows, "closed": closed})

@@ -50,6 +50,9 @@ def curve(
         int | None, typer.Option(help="Examples. Default: 100, or what a file has left.")
     ] = None,
     split: Annotated[str | None, typer.Option(help="rank, curve or all.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Question sets: a folder with published files, or hub.")
+    ] = None,
     same_prompts: Annotated[
         bool, typer.Option("--same-prompts", help="Those of the ranking; marked in-sample.")
     ] = False,
@@ -90,10 +93,10 @@ def curve(
     from headlab.tasks import make_examples
 
     if same_prompts or per_prompt:
-        examples = _ranked_examples(loaded, task, ranked)
+        examples = _ranked_examples(loaded, task, ranked, data)
     else:
         used = frozenset(ranked.fingerprints)
-        examples = make_examples(loaded, task, n, seed, split, used)  # type: ignore[arg-type]
+        examples = make_examples(loaded, task, n, seed, split, used, data)  # type: ignore[arg-type]
     if not examples:
         raise HeadlabError(
             f"the ranking has used every example of {task}; rank with --split rank, or say "
@@ -136,7 +139,9 @@ def curve(
     print(path)
 
 
-def _ranked_examples(texts: Texts, task: str, ranked: HeadScores) -> list[Example]:
+def _ranked_examples(
+    texts: Texts, task: str, ranked: HeadScores, data: str | None
+) -> list[Example]:
     """The very examples of the ranking, made or read again."""
     from headlab.tasks import make_examples
 
@@ -145,7 +150,7 @@ def _ranked_examples(texts: Texts, task: str, ranked: HeadScores) -> list[Exampl
     generated = not task.endswith(".jsonl") and "n" in ranked.settings
     drawn = {key: ranked.settings[key] for key in ("n", "seed", "split")} if generated else {}
     known = set(ranked.fingerprints)
-    found = [e for e in make_examples(texts, task, **drawn) if e.fingerprint in known]
+    found = [e for e in make_examples(texts, task, data=data, **drawn) if e.fingerprint in known]
     if len(found) < len(known):
         raise HeadlabError(
             f"only {len(found)} of the ranking's {len(known)} examples are in {task}; it was of "

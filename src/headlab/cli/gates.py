@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,17 +25,20 @@ def rank_gates(
     seeds: int,
     schedule: dict[str, Any],
     reference: str | None,
+    drawn: dict[str, Any],
     path: Path,
     top: int,
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Fit gates, name every head's role, and leave all of it beside `path`."""
+    """Fit gates, name every head's role, and leave all of it beside `path`. `drawn` is how the
+    examples were."""
     from headlab.gatefits import Roles, Schedule, fit_gates
     from headlab.gatefits.figures import save_fit_figures
     from headlab.gatefits.files import read_state, write_fit, write_state
     from headlab.gates import ZERO, mean_reference
     from headlab.scores import write_scores
+    from headlab.studies.provenance import fingerprint
 
     chosen = Schedule(**{name: value for name, value in schedule.items() if value is not None})
     stand_in = ZERO
@@ -43,6 +47,8 @@ def rank_gates(
     kept = path.with_name(f"{path.stem}-fit.part.safetensors")
     key = {
         "model": model.name,
+        "fingerprint": fingerprint(model),
+        "bos": model.bos,
         "task": task,
         "examples": [example.fingerprint for example in examples],
         "seeds": seeds,
@@ -70,7 +76,8 @@ def rank_gates(
         )
     roles = Roles(fit)
     write_fit(fit, path.with_name(f"{path.stem}-gates"))
-    write_scores(roles.as_head_scores("F"), path)
+    scores = roles.as_head_scores("F")
+    write_scores(replace(scores, settings={**scores.settings, **drawn}), path)
     save_fit_figures(roles, path.parent, path.stem)
     kept.unlink(missing_ok=True)
     if as_json:

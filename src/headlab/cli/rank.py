@@ -82,20 +82,34 @@ def rank(
 
     fits = {"updates": updates, "batch": batch, "strength": strength, "clip": clip}
     silent = quiet or as_json
+    learned = method in ("gates", "contrastive")
+    if learned:
+        _require_no(method, measure=measure, format=None if format == "headlab" else format)
+        if reference not in (None, "zero", "mean"):
+            raise HeadlabError(f"gates close to zero or to a mean, not to {reference!r}")
+    elif format not in ("headlab", "mib"):
+        raise HeadlabError(f"the format is headlab or mib, not {format!r}")
+    if n is not None and n < 1:
+        raise HeadlabError(f"at least one example is needed, not {n}")
+    require_folder(out.parent)
+    if out.is_dir():
+        raise HeadlabError(f"{out} is a folder; give a file, e.g. {out / 'scores.json'}")
+    if out.exists() and not out.is_file():
+        raise HeadlabError(f"{out} is not a file; give another name")
     if method == "contrastive":
         from headlab.cli.contrast import rank_contrast
 
-        require_folder(out.parent)
+        _require_no(method, TASK=task, split=split)
         rank_contrast(
-            *(model, loading, keep, forget, data, n, seed, seeds, fits, out, top, as_json, silent)
+            *(model, loading, keep, forget, data, n, seed, seeds, fits, reference, out, top),
+            *(as_json, silent),
         )
         return
+    _require_no(method, keep=keep, forget=forget)
     if task is None:
         raise HeadlabError("name a task (headlab tasks) or a JSONL file after the model")
-    if method != "gates":
+    if not learned:
         require_method(method, direction, steps)
-    if format not in ("headlab", "mib"):
-        raise HeadlabError(f"the format is headlab or mib, not {format!r}")
     if reference not in (None, "zero", "mean", "counterfactual"):
         raise HeadlabError(f"--reference is zero, mean or counterfactual, not {reference!r}")
     if measure is not None:
@@ -105,11 +119,6 @@ def rank(
         from headlab.tasks.jsonl import read_examples
 
         read_examples(found)  # wrong lines are named before a model is loaded
-    require_folder(out.parent)
-    if out.is_dir():
-        raise HeadlabError(f"{out} is a folder; give a file, e.g. {out / 'scores.json'}")
-    if out.exists() and not out.is_file():
-        raise HeadlabError(f"{out} is not a file; give another name")
     loaded = load_model(model, loading, silent)
     from headlab.figures import save_head_map
     from headlab.ranking import measure_for
@@ -123,7 +132,10 @@ def rank(
     if method == "gates":
         from headlab.cli.gates import rank_gates
 
-        rank_gates(loaded, examples, task, seeds, fits, reference, out, top, as_json, silent)
+        drawn = {"n": len(examples), "seed": seed, "split": split, "data": data}
+        rank_gates(
+            *(loaded, examples, task, seeds, fits, reference, drawn, out, top, as_json, silent)
+        )
         return
     chosen = measure_for(task, examples, measure)
     stand_in: Any = reference
@@ -146,7 +158,7 @@ def rank(
             task=task,
             progress=advance,
         )
-    drawn = {"n": len(examples), "seed": seed, "split": split}  # to make them again
+    drawn = {"n": len(examples), "seed": seed, "split": split, "data": data}  # to make them again
     scores = replace(scores, settings={**scores.settings, **drawn})
     write_scores(scores, out, mib=format == "mib")
     save_head_map(scores, out.parent, out.stem)
@@ -156,3 +168,11 @@ def rank(
     if not quiet:
         print_scores(scores, top)
     print(out.resolve())
+
+
+def _require_no(method: str, **options: Any) -> None:
+    """Refuse options that a method would not heed."""
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        name = given[0] if given[0].isupper() else f"--{given[0]}"
+        raise HeadlabError(f"--method {method} takes no {name}")

@@ -73,8 +73,8 @@ def fit_contrast(
             f"{len(keep)} examples to keep and {len(forget)} to forget; they come in pairs"
         )
     require_fit(len(keep), seeds, schedule)
-    work = _Contrast(model, Rows(model, keep), Rows(model, forget), schedule, reference, budget)
-    state = state or begin(model, seeds, schedule, fits=len(seeds))
+    work = _Contrast(model, Rows(model, keep), Rows(model, forget), schedule, reference)
+    state = state or begin(model, seeds, schedule, len(seeds), budget or work.budget())
     fits = [("contrast", seed) for seed in seeds]
     while state.step < schedule.updates:
         work.update(state, fits)
@@ -101,12 +101,11 @@ class _Contrast(FitWork):
         forget: Rows,
         schedule: Schedule,
         reference: Reference,
-        budget: int | None,
     ):
-        super().__init__(model, keep, schedule, reference, budget)
+        super().__init__(model, keep, schedule, reference)
         self._forget = forget
 
-    def slopes(self, logits: Tensor, numbers: np.ndarray) -> tuple[Tensor, Tensor]:
+    def slopes(self, logits: Tensor, numbers: np.ndarray, tokens: int) -> tuple[Tensor, Tensor]:
         kept = torch.zeros(len(numbers), device=logits.device)  # log p of each row
 
         def keeping(log_probs: Tensor, rows: Tensor) -> Tensor:
@@ -116,6 +115,6 @@ class _Contrast(FitWork):
         def forgetting(log_probs: Tensor, rows: Tensor) -> Tensor:
             return (log_probs - kept[rows]).clamp(min=FLOOR)
 
-        one = self.summed(logits, self.rows, numbers, keeping)
-        other = self.summed(logits, self._forget, numbers, forgetting)
+        one = self.summed(logits, self.rows, numbers, tokens, keeping)
+        other = self.summed(logits, self._forget, numbers, tokens, forgetting)
         return one[0] + other[0], one[1] + other[1]

@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib import pyplot as plt
 
 from headlab.figures import BLUE, GREEN, GREY, ORANGE, STYLE, add_caption, save
+from headlab.gatefits.fitting import PATH_EVERY
 from headlab.gatefits.roles import METRICS, ROLES, Roles
 from headlab.heads import Head
 
@@ -61,8 +62,7 @@ def fit_paths(roles: Roles) -> Figure:
             axes[0].fill_between(xs, own.amin(0), own.amax(0), color=colour, alpha=0.2, lw=0)
             if phase:
                 gates = fit.paths[phase * n : (phase + 1) * n].sigmoid()  # [seed, point, ...]
-                every = updates / gates.shape[1]
-                points = np.arange(gates.shape[1]) * every
+                points = np.arange(gates.shape[1]) * PATH_EVERY
                 for edge, style in ((gates > 0.5, "-"), (gates < 0.05, ":")):
                     share = edge.float().mean((0, 2, 3))
                     label = f"{name} {'above 0.5' if style == '-' else 'below 0.05'}"

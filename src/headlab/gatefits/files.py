@@ -31,14 +31,14 @@ def write_fit(fit: GateFit, path: Path) -> None:
     tensors = {name: getattr(fit, name).contiguous() for name in _GATES}
     table = io.BytesIO()
     Roles(fit).table().to_parquet(table, index=False)
-    write_whole(path.with_suffix(".parquet"), table.getvalue())
+    write_whole(_beside(path, ".parquet"), table.getvalue())
     data = safetensors.torch.save(tensors, {"headlab": json.dumps(about)})
-    write_whole(path.with_suffix(".safetensors"), data)
+    write_whole(_beside(path, ".safetensors"), data)
 
 
 def read_fit(path: Path) -> GateFit:
     """As `write_fit` leaves it."""
-    about, tensors = _read(path.with_suffix(".safetensors"), _GATES)
+    about, tensors = _read(_beside(path, ".safetensors"), _GATES)
     try:
         return GateFit(
             model=str(about["model"]),
@@ -52,6 +52,11 @@ def read_fit(path: Path) -> GateFit:
         raise HeadlabError(f"{path} does not hold learned gates: {error}") from None
 
 
+def _beside(path: Path, ending: str) -> Path:
+    """With the ending after the whole name: one may hold dots, as llama-3.2-1b does."""
+    return path.with_name(path.name + ending)
+
+
 def write_state(state: State, path: Path, key: dict[str, Any]) -> None:
     """Where a fit stands; `key` says of what."""
     tensors = {
@@ -59,7 +64,7 @@ def write_state(state: State, path: Path, key: dict[str, Any]) -> None:
         for name in _STATE
         if getattr(state, name) is not None
     }
-    about = {"key": key, "step": state.step, "stage": state.stage}
+    about = {"key": key, **{name: getattr(state, name) for name in ("step", "stage", "tokens")}}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, safetensors.torch.save(tensors, {"headlab": json.dumps(about)}))
 
@@ -76,7 +81,11 @@ def read_state(path: Path, key: dict[str, Any], device: Any) -> State | None:
         return None
     moving = ("logits", "first", "second", "free")
     tensors = {name: t.to(device) if name in moving else t for name, t in tensors.items()}
-    return State(step=int(about["step"]), stage=int(about["stage"]), **tensors)
+    known: dict[str, Any] = {**about, **tensors}
+    try:
+        return State(**{name: known[name] for name in ("step", "stage", "tokens", *tensors)})
+    except (KeyError, TypeError):  # of another version
+        return None
 
 
 def _read(path: Path, names: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]:

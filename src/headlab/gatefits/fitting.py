@@ -11,9 +11,10 @@ norm and moments, so that many together give what each alone would.
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 CLAMP = 4.0  # beyond, a gate is as good as 0 or 1 and is pushed no further
 PHASES = ("free", "plus", "minus", "contrast")
 _BETAS, _EPS = (0.9, 0.999), 1e-8  # Adam's own
-_KEEP = 10  # updates between two points of a trajectory
+PATH_EVERY = 10  # updates between two points of a trajectory
 _LARGEST = 2**16  # tokens in a pass on a GPU
 _START = 3e11  # operations that a GPU could do while the kernels of one layer are started
 _GRAPH = 4  # a pass that is differentiated keeps about this many times more than one that is not
@@ -53,6 +54,9 @@ class Schedule:
     rates: tuple[float, float] = (0.5, 0.1)
 
     def __post_init__(self) -> None:
+        numbers = (self.strength, self.clip, *self.free_rates, *self.rates)
+        if not all(math.isfinite(number) for number in numbers):
+            raise HeadlabError("λ, clip and learning rates are finite numbers")
         if self.updates < 1 or self.batch < 1:
             raise HeadlabError("a fit takes at least one update of at least one example")
         if self.strength <= 0:
@@ -75,6 +79,7 @@ class State:
 
     step: int  # updates done of the current stage
     stage: int  # 0: free; 1: plus and minus together
+    tokens: int  # in a pass: the same wherever it goes on, for the same digits
     logits: Tensor  # [fit, layer, head]; a fit is a seed, then a seed and phase
     first: Tensor  # Adam's moments, as logits
     second: Tensor
@@ -131,8 +136,8 @@ def fit_gates(
     schedule = schedule or Schedule()
     seeds = list(seeds)
     require_fit(len(examples), seeds, schedule)
-    work = FitWork(model, Rows(model, examples), schedule, reference, budget)
-    state = state or begin(model, seeds, schedule, fits=3 * len(seeds))
+    work = FitWork(model, Rows(model, examples), schedule, reference)
+    state = state or begin(model, seeds, schedule, 3 * len(seeds), budget or work.budget())
     while state.stage < 2:
         phases = ["free"] if state.stage == 0 else ["plus", "minus"]
         fits = [(phase, seed) for phase in phases for seed in seeds]
@@ -177,7 +182,7 @@ def require_fit(n: int, seeds: list[int], schedule: Schedule) -> None:
         )
 
 
-def begin(model: Model, seeds: list[int], schedule: Schedule, fits: int) -> State:
+def begin(model: Model, seeds: list[int], schedule: Schedule, fits: int, tokens: int) -> State:
     """Every gate drawn evenly between 0 and 1, but where it is pulled: a head that does nothing
     would else keep, and be named by, a start beyond the clamp."""
     shape = model.n_layers, model.n_heads
@@ -185,10 +190,11 @@ def begin(model: Model, seeds: list[int], schedule: Schedule, fits: int) -> Stat
         [torch.rand(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
     )
     logits = drawn.logit().clamp(-CLAMP, CLAMP).to(model.device)
-    points = -(-schedule.updates // _KEEP)
+    points = -(-schedule.updates // PATH_EVERY)
     return State(
         step=0,
         stage=0,
+        tokens=tokens,
         logits=logits,
         first=torch.zeros_like(logits),
         second=torch.zeros_like(logits),
@@ -215,12 +221,14 @@ class FitWork:
         rows: Rows,
         schedule: Schedule,
         reference: Reference,
-        budget: int | None,
     ):
         self.model, self.rows, self.schedule = model, rows, schedule
         self._reference = reference
-        self._tokens = budget or graph_budget(model, rows)
         self._start = _start_in_tokens(model)
+
+    def budget(self) -> int:
+        """Tokens in a pass that memory has room for."""
+        return graph_budget(self.model, self.rows)
 
     def update(self, state: State, fits: list[tuple[str, int]]) -> None:
         """One Adam step of every fit."""
@@ -234,7 +242,7 @@ class FitWork:
                 for phase, seed in fits
             ]
         )
-        losses, slope = self.slopes(state.logits, numbers)
+        losses, slope = self._slopes_in_memory(state, numbers)
         pulls = torch.tensor([schedule.pull(phase) for phase, _ in fits], device=slope.device)
         inside = state.logits.abs() <= CLAMP
         slope = slope - pulls[:, None, None] * inside / slope[0].numel()
@@ -247,21 +255,39 @@ class FitWork:
         state.logits = state.logits - rates / (1 - _BETAS[0] ** (step + 1)) * state.first / scale
         places = slice(0, len(fits)) if state.stage == 0 else slice(len(fits) // 2, None)
         state.losses[places, step] = losses.detach().cpu()
-        if step % _KEEP == 0:
-            state.paths[places, step // _KEEP] = state.logits.cpu()
+        if step % PATH_EVERY == 0:
+            state.paths[places, step // PATH_EVERY] = state.logits.cpu()
         state.step += 1
         if not bool(state.losses[places, step].isfinite().all()):
             raise HeadlabError(f"{self.model.name} gives NaN under gates; take a wider dtype")
 
-    def slopes(self, logits: Tensor, numbers: np.ndarray) -> tuple[Tensor, Tensor]:
+    def _slopes_in_memory(self, state: State, numbers: np.ndarray) -> tuple[Tensor, Tensor]:
+        """The slopes; where memory runs out, in passes of half as many tokens from now on."""
+        while True:
+            try:
+                return self.slopes(state.logits, numbers, state.tokens)
+            except torch.OutOfMemoryError:
+                if state.tokens <= int(self.rows.lengths.max()):
+                    raise HeadlabError(
+                        f"{self.model.name} does not fit into memory with one example and its "
+                        "gradient; take shorter examples or a narrower dtype"
+                    ) from None
+            state.tokens //= 2
+            self.model.back_offs += 1
+            gc.collect()
+            if self.model.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    def slopes(self, logits: Tensor, numbers: np.ndarray, tokens: int) -> tuple[Tensor, Tensor]:
         """Each fit's loss and its gradient with respect to the logits."""
-        return self.summed(logits, self.rows, numbers, lambda log_probs, _: -log_probs)
+        return self.summed(logits, self.rows, numbers, tokens, lambda log_probs, _: -log_probs)
 
     def summed(
         self,
         logits: Tensor,
         rows: Rows,
         numbers: np.ndarray,
+        tokens: int,
         value: Callable[[Tensor, Tensor], Tensor],
     ) -> tuple[Tensor, Tensor]:
         """The mean over each fit's batch of a value of log p, and its gradient, pass by pass.
@@ -272,7 +298,7 @@ class FitWork:
         at = logits.detach().requires_grad_()
         losses = torch.zeros(len(logits), device=logits.device)
         slope = torch.zeros_like(logits)
-        for drawn in rows.draw(numbers, self._tokens, self._start):
+        for drawn in rows.draw(numbers, tokens, self._start):
             with torch.enable_grad(), gpu_kernels(self.model):
                 owners = drawn.numbers // batch  # [row], the fit
                 gates = at.sigmoid()[owners][None, :, :, :, None]
@@ -306,7 +332,8 @@ def graph_budget(model: Model, rows: Rows) -> int:
         torch.autograd.grad(cross_entropy(found.float(), drawn.targets), gates)
     taken = torch.cuda.max_memory_allocated(model.device) - before
     per_token = taken / drawn.tokens.ids.numel()
-    return max(256, min(_LARGEST, int(free * 2 / 3 / per_token)))
+    room = max(256, min(_LARGEST, int(free * 2 / 3 / per_token)))
+    return int(2 ** math.floor(math.log2(room)))  # not of how much happens to be free today
 
 
 def _start_in_tokens(model: Model) -> int:
@@ -316,18 +343,3 @@ def _start_in_tokens(model: Model) -> int:
         return 32
     weights = sum(each.numel() for each in model.seam.blocks[0].parameters())
     return int(_START / (4 * weights))  # two operations a weight, forth and back
-
-
-def alone(fit: GateFit, number: int) -> GateFit:
-    """One seed of a fit."""
-    n = len(fit.seeds)
-    rows = [number, n + number, 2 * n + number]
-    return replace(
-        fit,
-        seeds=[fit.seeds[number]],
-        free=fit.free[number : number + 1],
-        plus=fit.plus[number : number + 1],
-        minus=fit.minus[number : number + 1],
-        losses=fit.losses[rows],
-        paths=fit.paths[rows],
-    )

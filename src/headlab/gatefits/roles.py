@@ -53,12 +53,12 @@ class Roles:
     def order(self, metric: str, aggregated: bool = False) -> Tensor:
         """Numbers of heads, the largest score first: [seed, head]. `aggregated`: by the mean score
         over seeds, one order for all of them."""
-        key = self.keys[metric]
-        if aggregated:
-            # By mean score; the keys' mean decides between saturated ones.
-            mean = self.scores[metric].double().mean(0) + 1e-9 * key.mean(0).tanh()
-            key = mean.expand_as(key)
-        return key.flatten(1).argsort(dim=1, descending=True, stable=True)
+        key = self.keys[metric].flatten(1)
+        if aggregated:  # among equal means, as of saturated gates, the keys' mean decides
+            first = key.mean(0).argsort(descending=True, stable=True)
+            mean = self.scores[metric].double().flatten(1).mean(0)[first]
+            return first[mean.argsort(descending=True, stable=True)].expand_as(key)
+        return key.argsort(dim=1, descending=True, stable=True)
 
     @cached_property
     def roles(self) -> Tensor:
@@ -77,16 +77,24 @@ class Roles:
         return counts.argmax(0), counts.amax(0)
 
     def shares(self) -> dict[str, dict[str, float]]:
-        """Of each role the share of heads that have it: on average, in every seed, in any seed."""
-        found = {}
-        for number, name in enumerate(ROLES):
-            has = (self.roles == number).double()
-            found[name] = {
-                "mean": float(has.mean()),
-                "always": float(has.amin(0).mean()),
-                "any": float(has.amax(0).mean()),
+        """Of each role the share of heads that have it: on average, in every seed, in any seed.
+        By the score alone, as published: a mixed head facilitates and interferes as well."""
+        has = {metric: score >= _HAS_ROLE for metric, score in self.scores.items()}
+        of = {
+            "facilitating": has["F"],
+            "irrelevant": has["I"],
+            "interfering": has["N"],
+            "mixed": has["F"] & has["N"],
+            "none": ~(has["F"] | has["I"] | has["N"]),
+        }
+        return {
+            name: {
+                "mean": float(each.double().mean()),
+                "always": float(each.all(0).double().mean()),
+                "any": float(each.any(0).double().mean()),
             }
-        return found
+            for name, each in of.items()
+        }
 
     def table(self) -> pd.DataFrame:
         """A row a seed and head: gates, scores, role."""
@@ -110,10 +118,11 @@ class Roles:
             model=fit.model,
             task=fit.task,
             method="gates",
-            measure=METRICS[metric],
+            measure="log-prob",  # what the gates were fitted to
             reference=str(fit.settings.get("reference", "zero")),
             examples=[f"seed {seed}" for seed in fit.seeds],
             values=self.scores[metric].permute(1, 2, 0),
             clean=torch.full((len(fit.seeds),), torch.nan),
-            settings=dict(fit.settings),
+            settings={**fit.settings, "score": METRICS[metric]},
+            fingerprints=fit.examples,
         )

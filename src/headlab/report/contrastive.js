@@ -42,7 +42,7 @@
       data.panels.some(panel => panel.published) && key(sketch(GREY, svg("path", { class: "published", d: "M13 .5l5.5 5.5-5.5 5.5-5.5-5.5z" })), "published, after"),
     ].filter(Boolean));
   }
-  const ahead = panel => panel.separates ? "kept is ahead" : "kept is not ahead";
+  const ahead = panel => panel.separates ? "the forgotten fell more" : "the forgotten did not fall more";
   const tipOf = (panel, task, format, model) => panel ? [
     el("div", { class: "top" }, `${panel.model}: ${panel.task}`), el("div", { class: "soft" }, task.says),
     ...sides(format).flatMap(({ asked, word, colour }) => {

@@ -153,8 +153,10 @@
   function drawShares() {
     const kinds = [["mean", "mean"], ["always", "every"], ["any", "any"]];
     const cells = (shares, soft) => roles.flatMap(role => kinds.map(([kind]) => el("td", { class: `n${kind === "mean" ? " main edge" : ""}${soft ? " soft" : ""}`, data: { role, kind } }, soft && !known(shares?.[kind]?.[role]) ? "" : percent(soft ? shares[kind]?.[role] : shares?.[role]?.[kind]))));
+    // A mixed head counts as facilitating and as interfering; in the bar it stands once.
+    const alone = (shares, role) => (shares[role]?.mean || 0) - (["facilitating", "interfering"].includes(role) ? shares.mixed?.mean || 0 : 0);
     const bar = shares => el("td", {}, el("span", { class: "stack", role: "img", "aria-label": roles.map(role => `${role} ${percent(shares[role]?.mean)} %`).join(", ") },
-      roles.map(role => el("i", { style: { width: `${100 * (shares[role]?.mean || 0)}%`, background: colourOf(role) } }))));
+      roles.map(role => el("i", { style: { width: `${100 * alone(shares, role)}%`, background: colourOf(role) } }))));
     const body = tasks.map(task => {
       const panels = models.map(model => panelOf(model.name, task.name)), published = new Map();
       panels.forEach(panel => (panel?.published || []).forEach(one => published.set(one.name, one)));
@@ -168,7 +170,12 @@
       el("thead", {}, el("tr", {}, el("th", { rowspan: 2 }, "model"), el("th", { rowspan: 2 }, "roles"), roles.map(role => el("th", { colspan: 3, class: "edge", scope: "colgroup" }, swatch(colourOf(role)), ` ${role}`))),
         el("tr", {}, roles.flatMap(() => kinds.map(([kind, text]) => el("th", { class: kind === "mean" ? "n edge" : "n" }, text))))), body)));
     byId("share-caption").textContent = "Percent of heads. mean: over seeds; every: the heads that have the role in every seed; any: in at least one." +
-      (data.panels.some(panel => panel.published?.length) ? " published: the numbers of the paper." : "");
+      " A mixed head counts as facilitating and as interfering, too." +
+      (data.panels.some(panel => panel.published?.length) ? " published: the numbers of the paper." : "") +
+      distinct(data.panels.filter(panel => panel.published_mean).map(panel => panel.task)).map(task => {
+        const { facilitating, irrelevant } = data.panels.find(panel => panel.task === task && panel.published_mean).published_mean;
+        return ` Over its models and seeds, on ${task}: ${percent(facilitating)} facilitating, ${percent(irrelevant)} irrelevant.`;
+      }).join("");
   }
 
   // 4. How sure: accuracy against chance, and the scores' distribution.

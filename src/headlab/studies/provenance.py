@@ -15,6 +15,7 @@ import torch
 from headlab import __version__
 from headlab.errors import HeadlabError
 from headlab.model import Model
+from headlab.tasks.questions import SET_FOLDERS
 
 _PACKAGES = ("torch", "transformers", "numpy", "pandas", "pyarrow", "scipy", "matplotlib")
 _SAMPLED = 256  # numbers of each weight
@@ -57,6 +58,13 @@ def fingerprint(model: Model) -> str:
         step = max(1, flat.numel() // _SAMPLED)
         told.update(flat[::step].float().cpu().numpy().tobytes())
     return told.hexdigest()[:16]
+
+
+def data_files(folder: Path) -> list[Path]:
+    """The files that questions are read from: in a folder, or in its folders of published sets."""
+    places = [folder, *(folder / name for name in SET_FOLDERS)]
+    found = [path for place in places for path in place.glob("*.json*")]
+    return sorted(path for path in found if path.suffix in (".json", ".jsonl") and path.is_file())
 
 
 def file_fingerprint(path: Path) -> str:

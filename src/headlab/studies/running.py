@@ -18,7 +18,13 @@ from headlab.loading import load
 from headlab.model import Model
 from headlab.store import Run, RunStopped, next_folder
 from headlab.studies.cells import Cell
-from headlab.studies.provenance import file_fingerprint, fingerprint, machine, versions
+from headlab.studies.provenance import (
+    data_files,
+    file_fingerprint,
+    fingerprint,
+    machine,
+    versions,
+)
 from headlab.studies.spec import Spec, read_spec, split_revision
 
 
@@ -57,7 +63,7 @@ def run_study(
         run = Run.start(out if out is not None else next_folder(spec.study), spec)
     listener = listener or Listener()
     with run.locked():
-        _require_same_files(run, run.spec.tasks)
+        _require_same_files(run, _files(run.spec, run.spec.tasks))
         told = bool(run.manifest["sessions"]) and "finished" in run.manifest["sessions"][-1]
         session = _begin(run)
         todo = [cell for cell in run.cells if not run.has(cell)]
@@ -93,7 +99,7 @@ def _run_model(
         listener.started(cell)
         start = time.perf_counter()
         try:
-            _require_same_files(run, [cell.task])
+            _require_same_files(run, _files(run.spec, [cell.task]))
             with run.scratch(cell) as scratch:
                 record = run.study.run_cell(cell, model, listener.advanced, scratch)
         except Exception as error:
@@ -155,14 +161,18 @@ def _fail(run: Run, cell: Cell, error: Exception, seconds: float, listener: List
     listener.ended(cell, seconds, reason)
 
 
-def _require_same_files(run: Run, tasks: list[str]) -> None:
+def _files(spec: Spec, tasks: list[str]) -> list[Path]:
+    """The data that numbers depend on."""
+    folder = getattr(spec, "data", None)
+    found = [Path(task) for task in tasks if Path(task).is_file()]
+    return found if folder in (None, "hub") else [*found, *data_files(Path(folder))]
+
+
+def _require_same_files(run: Run, paths: list[Path]) -> None:
     """Data files are as they were when the run began."""
-    for task in tasks:
-        path = Path(task)
-        if not path.is_file():
-            continue
+    for path in paths:
         print_ = file_fingerprint(path)
-        if run.manifest["files"].setdefault(task, print_) != print_:
+        if run.manifest["files"].setdefault(str(path), print_) != print_:
             raise HeadlabError(f"{path} has changed since this run began; start a new run")
 
 

@@ -121,6 +121,7 @@ Seeds = Annotated[
     AfterValidator(each_once),
     Field(min_length=1, max_length=1000),
 ]
+Bos = Annotated[Literal["auto", "yes", "no"], Before(_yes_or_no)]
 Folder = Annotated[str | None, AfterValidator(_folder)]
 
 
@@ -139,7 +140,7 @@ class Spec(BaseModel):
     tasks: Tasks
     seeds: Seeds = [0]
     dtype: Dtype | None = None
-    bos: Annotated[Literal["auto", "yes", "no"], Before(_yes_or_no)] = "auto"
+    bos: Bos = "auto"
 
     @classmethod
     def filled(cls, given: Mapping[str, Any]) -> dict[str, Any]:

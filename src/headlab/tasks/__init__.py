@@ -15,7 +15,7 @@ from headlab.examples import Example
 from headlab.tasks import docstring, greater_than, ioi
 from headlab.tasks.jsonl import read_examples
 from headlab.tasks.questions import Part, ask, find_set, part_of
-from headlab.tasks.word_pairs import FORMATS, INSTRUCTIONS, asked, find_words
+from headlab.tasks.word_pairs import FORMATS, INSTRUCTIONS, asked, find_words, from_hub
 
 if TYPE_CHECKING:
     from headlab.texts import Texts
@@ -56,6 +56,8 @@ def _words(
 ) -> list[Example]:
     found = find_words(name)
     assert found is not None
+    if data == "hub":
+        from_hub()
     return asked(*found, seed=seed, data=data)[:n]
 
 
@@ -139,6 +141,12 @@ def takes_data(task: str) -> bool:
     return isinstance(found, Task) and not found.paired
 
 
+def is_generated(task: str) -> bool:
+    """Whether there are any number of its examples."""
+    found = find_task(task)
+    return isinstance(found, Task) and found.paired
+
+
 def make_examples(
     texts: Texts,
     task: str,
@@ -161,11 +169,13 @@ def make_examples(
         raise HeadlabError(f"at least one example is needed, not {n}")
     found = find_task(task)
     if isinstance(found, Path):
+        if data is not None:
+            raise HeadlabError(f"{task} is a file; data is for question sets")
         examples = _half(read_examples(found), split, seed)
         examples = [example for example in examples if example.fingerprint not in without]
         return examples if n is None else examples[:n]
     if data is not None and found.paired:
-        raise HeadlabError(f"{task} is generated; data is for question sets and .jsonl files")
+        raise HeadlabError(f"{task} is generated; data is for question sets")
     if not found.paired:
         part: Part = {"rank": "train", "curve": "validation"}.get(split or "", "all")  # type: ignore[assignment]
         if find_words(task) is not None:
@@ -176,6 +186,8 @@ def make_examples(
             ]
         else:
             made = _asked(task, texts, None, seed, part, data)
+        if not made:
+            raise HeadlabError(f"{task} has no questions" + (f" in {data}" if data else ""))
         made = [example for example in made if example.fingerprint not in without]
         wanted = n if n is not None else (len(made) if split else DEFAULT_N)
         if wanted > len(made):

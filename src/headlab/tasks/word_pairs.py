@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from headlab.errors import HeadlabError
 from headlab.examples import Example
@@ -15,6 +15,7 @@ from headlab.tasks.questions import (
     find_folder,
     lay_out,
     packaged,
+    part_of,
     read_json,
     read_records,
     text_of,
@@ -49,7 +50,7 @@ def read(folder: str | Path) -> list[Item]:
     return items
 
 
-def from_hub() -> list[Item]:
+def from_hub() -> NoReturn:
     """There is nothing to load: these pairs are published as files, not on the hub."""
     raise HeadlabError(
         "the word pairs are on no hub; use the built-in ones, or give a folder of antonym.json "
@@ -125,12 +126,15 @@ def instructed(pairs: Sequence[Item], item: Item, seed: int = 0) -> str:
 
 
 def _others(pairs: Sequence[Item], item: Item, number: int, seed: int) -> list[Item]:
-    """Pairs of the item's task, never the item; for a seed and a word always the same."""
+    """Pairs of the item's task, never the item; for a seed and a word always the same. Words to
+    test on are shown only where there are too few others."""
     if number < 1:
         raise HeadlabError(f"at least one pair must be shown, not {number}")
     others = [
         pair for pair in pairs if pair.family == item.family and pair.question != item.question
     ]
+    seen = [pair for pair in others if part_of(f"{pair.family}-{pair.question}") == "train"]
+    others = seen if len(seen) >= number else others
     if len(others) < number:
         raise HeadlabError(
             f"{item.family} has {len(others)} pairs beside {item.question!r}, "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,12 @@ _SHOWN = 2  # pairs kept with their prompts, for the report
 # whole; and the same gates dealt out to other heads, the baseline.
 VARIANTS = ("before", "gates", "closed", "shuffled")
 MEASURES = {"right": "top1-accuracy", "log_prob": "log-prob"}
-SHUFFLES = 5  # of each seed's gates
+_DEALS = 20  # of gates to other heads, at least
+
+
+def deals(seeds: int) -> int:
+    """How often each seed's gates are dealt out."""
+    return max(5, math.ceil(_DEALS / seeds))
 
 
 @dataclass(frozen=True)
@@ -76,7 +83,8 @@ def run_cell(cell: Cell, model: Model, progress: Progress, scratch: Path) -> Rec
     keep, forget = training[kept], training[other_than(kept)]
     prompts = [example.prompt for example in (*keep[:100], *forget[:100])]
     reference = mean_reference(model, prompts) if asked["reference"] == "mean" else ZERO
-    path, key = scratch / "fit.safetensors", {"cell": cell.id}
+    used = hashlib.sha256("".join(each.fingerprint for each in (*keep, *forget)).encode())
+    path, key = scratch / "fit.safetensors", {"cell": cell.id, "examples": used.hexdigest()}
     fit = fit_contrast(
         model,
         keep,
@@ -120,7 +128,7 @@ def variants(gates: Tensor) -> dict[str, Tensor]:
     dealt = [
         row[torch.randperm(flat.shape[1], generator=random)]
         for row in flat
-        for _ in range(SHUFFLES)
+        for _ in range(deals(len(flat)))
     ]
     return {
         "before": torch.ones_like(gates[:1]),
@@ -134,7 +142,7 @@ def work(cell: Cell, n_heads: int) -> Work:
     asked = cell.settings
     seeds = len(asked["seeds"])
     fits = seeds * asked["updates"] * asked["batch"]
-    tests = len(MEASURES) * (1 + (2 + SHUFFLES) * seeds) * asked["n"]
+    tests = len(MEASURES) * (1 + (2 + deals(seeds)) * seeds) * asked["n"]
     short = 0.3  # an instruction and one pair against ten pairs
     return Work(2 * fits + 2 * tests, (1 + short) * (2.2 * fits + tests))
 

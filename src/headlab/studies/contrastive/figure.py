@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from headlab.aliases import ALIASES
 from headlab.figures import BLUE, GREY, ORANGE, STYLE, add_caption, save
 from headlab.heads import Head
-from headlab.studies.contrastive.cell import SHUFFLES, VARIANTS
+from headlab.studies.contrastive.cell import VARIANTS, deals
 from headlab.studies.contrastive.panels import NAMES, Panel, gates_of, layout, published
 
 if TYPE_CHECKING:
@@ -94,6 +94,8 @@ def _draw(axis: Any, x: float, panel: Panel, format_: str, colour: str) -> None:
     axis.plot([x, x], [low, high], color=colour, lw=2.2, alpha=0.35, solid_capstyle="butt")
     seeds = panel.each_seed(format_)
     axis.plot([x] * len(seeds), seeds, ".", color=colour, ms=2.5, alpha=0.7)
+    dealt = panel.found.values["right", format_, "shuffled"].double().mean(1)
+    axis.plot([x, x], [float(dealt.min()), float(dealt.max())], color=GREY, lw=0.9)
     axis.plot(x, shuffled, "x", color=GREY, ms=4, mew=0.9)
     axis.plot(x, before, "o", mfc="white", mec=colour, ms=4.5, mew=1.0)
     axis.plot(x, after, "o", color=colour, ms=4.5)
@@ -160,8 +162,9 @@ def _caption(panels: Sequence[Panel]) -> str:
         f"pairs, right when every token of the answer is the most likely one. Gates of "
         f"{len(first.fit.seeds)} seeds (dots), {settings['updates']} updates, batch "
         f"{settings['batch']}, λ = {settings['strength']:g}, reference {settings['reference']}. "
-        f"Bars: 95 % over pairs. Shuffled: the same gates on other heads, {SHUFFLES} deals of each "
-        f"seed's.{' Diamonds: the paper.' if marked else ''}"
+        f"Bars: 95 % over pairs. Shuffled: the same gates on other heads, "
+        f"{deals(len(first.fit.seeds)) * len(first.fit.seeds)} deals, grey from the least to the "
+        f"most.{' Diamonds: the paper.' if marked else ''}"
     )
 
 

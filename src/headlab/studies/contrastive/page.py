@@ -107,7 +107,7 @@ def _lead(panels: list[Panel]) -> list[str]:
             tasks = f"{len(own)} task{'s' if len(own) > 1 else ''} left out"
             told.append(
                 f"{model}, right on {tasks}: {'; '.join(parts)}. "
-                f"What is kept is ahead of what is forgotten, beyond both intervals, on {count}."
+                f"What is forgotten fell more than what is kept, beyond the interval, on {count}."
             )
     return told
 

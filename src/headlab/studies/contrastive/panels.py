@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from headlab.errors import HeadlabError
-from headlab.stats import share_interval
+from headlab.stats import mean_interval, share_interval
 from headlab.studies.cells import labels
 from headlab.studies.contrastive.cell import Found, from_record
 
@@ -54,9 +54,15 @@ class Panel:
 
     @property
     def separates(self) -> bool:
-        """Whether what is kept is right more often than what is forgotten, beyond both
-        intervals."""
-        return self.accuracy(self.kept, "gates")[1] > self.accuracy(self.forgotten, "gates")[2]
+        """Whether what is forgotten fell more than what is kept, on the same pairs, beyond the
+        95 % interval over pairs."""
+        kept, forgotten = (
+            self.found.values["right", format_, "gates"].double().mean(0)
+            - self.found.values["right", format_, "before"].double()[0]
+            for format_ in (self.kept, self.forgotten)
+        )
+        low, _ = mean_interval(kept - forgotten)
+        return bool(low > 0)
 
 
 def published() -> dict[str, Any]:

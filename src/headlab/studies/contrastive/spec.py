@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic import BeforeValidator as Before
 
 from headlab.studies.cells import Cell
-from headlab.studies.spec import Folder, Models, Spec, as_list, each_once
+from headlab.studies.spec import Bos, Folder, Models, Spec, as_list, each_once
 from headlab.tasks.word_pairs import FORMATS, INSTRUCTIONS
 
 WordTask = Literal[
@@ -50,9 +50,10 @@ class ContrastiveSpec(Spec):
     }
 
     study: Literal["contrastive"]
+    bos: Bos = "no"  # the paper's prompts have none
     models: Models
     tasks: Annotated[  # type: ignore[assignment]
-        list[WordTask], Before(as_list), AfterValidator(each_once), Field(min_length=2)
+        list[WordTask], Before(as_list), AfterValidator(each_once), Field(max_length=6)
     ]
     keep: Annotated[list[Format], Before(as_list), AfterValidator(each_once), Field(min_length=1)]
     data: Folder = None
@@ -71,6 +72,8 @@ class ContrastiveSpec(Spec):
 
     @model_validator(mode="after")
     def _fits(self) -> ContrastiveSpec:
+        if len(self.tasks) < 2:
+            raise ValueError("two tasks at least: one is left out, the gates are fitted on others")
         if min(self.rates) <= 0:
             raise ValueError("learning rates are above 0")
         if self.data == "hub":

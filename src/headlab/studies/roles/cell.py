@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,10 @@ from headlab.model import Model
 from headlab.studies import Work
 from headlab.studies.cells import Cell, Record
 from headlab.studies.tables import joined, part, split, values_of
-from headlab.tasks import make_examples, takes_data
+from headlab.tasks import is_generated, make_examples, takes_data
 
 _SHOWN = 5  # examples kept with their texts, for the report
+_GENERATED = 1000  # examples to fit on, of tasks that can make any number
 _KEEP = 50  # updates between two states of a fit on the disk
 PHASES = ("free", "plus", "minus")
 
@@ -54,8 +56,11 @@ def run_cell(cell: Cell, model: Model, progress: Progress, scratch: Path) -> Rec
     drawn: dict[str, Any] = {"seed": cell.seed}
     if takes_data(cell.task):
         drawn["data"] = asked["data"]
-    training = make_examples(model, cell.task, asked["train"], split="rank", **drawn)
-    tested = make_examples(model, cell.task, None, split="curve", **drawn)[: asked["n"]]
+    generated = is_generated(cell.task)  # in any number; of others there are so many
+    train = asked["train"] or (_GENERATED if generated else None)
+    n = asked["n"] if generated else None
+    training = make_examples(model, cell.task, train, split="rank", **drawn)
+    tested = make_examples(model, cell.task, n, split="curve", **drawn)[: asked["n"]]
     if len(tested) < 2:
         raise HeadlabError(f"{cell.task} has {len(tested)} examples to test on; two are needed")
     schedule = Schedule(
@@ -65,7 +70,8 @@ def run_cell(cell: Cell, model: Model, progress: Progress, scratch: Path) -> Rec
     )
     prompts = [example.prompt for example in training[:200]]
     reference = mean_reference(model, prompts) if asked["reference"] == "mean" else ZERO
-    kept, key = scratch / "fit.safetensors", {"cell": cell.id}
+    used = hashlib.sha256("".join(example.fingerprint for example in training).encode())
+    kept, key = scratch / "fit.safetensors", {"cell": cell.id, "examples": used.hexdigest()}
     fit = fit_gates(
         model,
         training,
@@ -92,7 +98,8 @@ def run_cell(cell: Cell, model: Model, progress: Progress, scratch: Path) -> Rec
     )
     choices = all(example.wrong for example in tested)
     by = "choice-accuracy" if choices else "top1-accuracy"
-    chance = 1 / (1 + len(tested[0].wrong)) if choices else None
+    chances = [1 / (1 + len(example.wrong)) for example in tested]
+    chance = sum(chances) / len(chances) if choices else None
     whole = Gates.ones(model)
     return to_record(
         Found(

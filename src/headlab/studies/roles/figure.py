@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 
 
 _AT = 50  # heads ablated where the paper's numbers were read off
+_BASES = {
+    "plus": "the others at G+",
+    "ones": "against all heads open",
+    "raw": "against G+ as it is",
+}
 
 
 def draw_all(run: Run, panels: list[Panel]) -> list[dict[str, str]]:
@@ -91,7 +96,7 @@ def _published_at_end(panel: Panel) -> list[float]:
     """The paper's Δ at 50 facilitating heads: of the very model, else of all of its four."""
     numbers = published()
     known = numbers["facilitation_at_50"].get(panel.task, [])
-    if panel.found.deltas.ks[-1] < _AT:
+    if panel.found.deltas.ks[-1] < _AT or panel.base != "plus":
         return []
     hub_id = ALIASES.get(panel.source, panel.source)
     if hub_id in numbers["hub_ids"]:
@@ -130,13 +135,16 @@ def _caption(panels: Sequence[Panel]) -> str:
     numbers = sorted({len(panel.found.right) for panel in panels})
     n = " to ".join(map(str, dict.fromkeys((numbers[0], numbers[-1]))))
     base = first.fit.settings
+    told = _BASES[panels[0].base]
+    told += ", one order for all seeds" if panels[0].aggregated else ""
     circles = f" Circles: the paper's models at {_AT} heads."
     return (
         f"{', '.join(heads)}. Gates of {len(first.fit.seeds)} seeds, {base['updates']} updates "
         f"each of three fits, batch {base['batch']}, λ = ±{base['strength']:g}, reference "
         f"{base['reference']}; Δ on n = {n} questions the fit has not seen, summed over target "
-        f"tokens. Bands: 95 % over seeds; dashed: {len(first.deltas.lines['random'])} random "
-        f"orders.{circles if any(map(_published_at_end, panels)) else ''}"
+        f"tokens, {told}. Bands: 95 % over seeds; dashed: {len(first.deltas.lines['random'])} "
+        "random orders, their band over orders."
+        f"{circles if any(map(_published_at_end, panels)) else ''}"
     )
 
 

@@ -222,6 +222,7 @@ def _panel_data(spec: RolesSpec, panel: Panel) -> dict[str, Any]:
             **{phase: _rounded(losses[i]) for i, phase in enumerate(("free", "plus", "minus"))},
         },
         "published": _published_shares(panel.task),
+        "published_mean": published()["mean_shares"].get(panel.task),
     }
 
 

@@ -25,6 +25,8 @@ class Panel:
     task: str
     source: str
     found: Found
+    base: str = "plus"
+    aggregated: bool = False
 
     @property
     def accuracy(self) -> tuple[float, float, float]:
@@ -43,11 +45,6 @@ class Panel:
         low, high = deltas.band(line)
         return float(deltas.mean(line)[-1]), float(low[-1]), float(high[-1])
 
-    @property
-    def n_interfering(self) -> float:
-        """Heads that interfere, on average over seeds: past these the red line runs out."""
-        return self.found.roles.shares()["interfering"]["mean"] * self.found.fit.plus[0].numel()
-
 
 def published() -> dict[str, Any]:
     """The paper's numbers."""
@@ -59,7 +56,14 @@ def published() -> dict[str, Any]:
 def read_panels(run: Run) -> list[Panel]:
     models, tasks = labels(run.spec.models), labels(run.spec.tasks)
     return [
-        Panel(models[cell.model], tasks[cell.task], cell.model, _found(run, cell))
+        Panel(
+            models[cell.model],
+            tasks[cell.task],
+            cell.model,
+            _found(run, cell),
+            cell.settings["base"],
+            cell.settings["aggregated"],
+        )
         for cell in run.cells
         if run.has(cell)
     ]

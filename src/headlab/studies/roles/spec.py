@@ -8,7 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from headlab.studies.cells import Cell
-from headlab.studies.spec import MIN_ORDERS, Folder, Models, Spec, Tasks
+from headlab.studies.spec import MIN_ORDERS, Bos, Folder, Models, Spec, Tasks
+from headlab.tasks import takes_data
 
 SETS = ["syntax", "commonsense", "math"]
 
@@ -47,6 +48,7 @@ class RolesSpec(Spec):
     }
 
     study: Literal["roles"]
+    bos: Bos = "no"  # the paper's prompts have none
     models: Models
     tasks: Tasks = SETS
     data: Folder = None
@@ -72,8 +74,8 @@ class RolesSpec(Spec):
     def _fits(self) -> RolesSpec:
         if min(*self.free_rates, *self.rates) <= 0:
             raise ValueError("learning rates are above 0")
-        if self.data is not None and not set(self.tasks) & set(SETS):
-            raise ValueError(f"data is for the question sets, {', '.join(SETS)}")
+        if self.data is not None and not any(map(takes_data, self.tasks)):
+            raise ValueError(f"data is for question sets: {', '.join(SETS)}, word tasks")
         return self
 
     def settings(self) -> dict[str, Any]:
