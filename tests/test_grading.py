@@ -403,7 +403,7 @@ def test_a_row_without_the_unmasked_text_is_not_scored_by_published():
 def test_every_grader_has_a_table():
     tables = {"exact", "numeric", "f1", "rouge", "rouge-l", "chrf", "bleu", "cosine"}
     tables |= {"math", "math-strict", "math-published"}
-    assert tables | {"published", "comet"} == set(GRADERS)
+    assert tables | {"published", "comet", "quality"} == set(GRADERS)
 
 
 # --- answers in texts ---
@@ -751,6 +751,27 @@ def test_comet_without_a_checkpoint_is_one_sentence(monkeypatch):
         headlab.grade([], "comet")
 
 
+def test_quality_is_named_for_what_it_is(monkeypatch):
+    from headlab import comet
+
+    row = {"prediction": "the red house", "gold": "a house", "unmasked": "the red horse"}
+    monkeypatch.setattr(comet, "default_checkpoint", lambda: None)
+    graded = headlab.grade([row, {**row, "unmasked": None}], "quality,chrf")
+    assert list(graded.columns) == ["quality[chrF]", "chrf"]
+    other = headlab.grade([{**row, "gold": row["unmasked"]}], "chrf").columns["chrf"].scores[0]
+    assert graded.columns["quality[chrF]"].scores == [other, None]
+    assert graded.columns["chrf"].scores[0] != other, "that is against the gold"
+    monkeypatch.setattr(comet, "default_checkpoint", lambda: "Unbabel/wmt22-comet-da")
+    for state, label in (("absent", "quality[chrF]"), ("whole", "quality[comet wmt22-comet-da]")):
+        monkeypatch.setattr(comet, "environment_state", lambda folder, state=state: state)
+        monkeypatch.setattr(comet, "require_environment", lambda: None)
+        monkeypatch.setattr(comet, "local_checkpoint", lambda name: None)
+        monkeypatch.setattr(comet, "score", lambda rows, checkpoint: [0.5] * len(rows))
+        graded = headlab.grade([row], "quality")
+        assert list(graded.columns) == [label]
+    assert graded.columns[label].scores == [0.5]
+
+
 def test_comet_is_called_with_answers_and_named_by_its_checkpoint(monkeypatch):
     from headlab import comet
 
@@ -761,7 +782,7 @@ def test_comet_is_called_with_answers_and_named_by_its_checkpoint(monkeypatch):
         return [0.25] * len(rows)
 
     monkeypatch.setattr(comet, "score", score)
-    monkeypatch.setattr(comet, "environment_state", lambda folder: "whole")
+    monkeypatch.setattr(comet, "require_environment", lambda: None)
     monkeypatch.setattr(comet, "local_checkpoint", lambda name: None)
     row = {"prediction": '[ {"answer": "a"} ]', "gold": 36, "unmasked": '[ {"answer": "b"} ]'}
     graded = headlab.grade([{"gold": "x"}, row], "comet", checkpoint="Unbabel/wmt22-comet-da")

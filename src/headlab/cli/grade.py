@@ -32,7 +32,7 @@ def grade(
         typer.Option(
             "--with",
             help="Of exact, numeric, f1, rouge, rouge-l, chrf, bleu, cosine, math, math-strict, "
-            "math-published, comet, published.",
+            "math-published, comet, quality, published.",
         ),
     ] = "exact,numeric,f1",
     out: Annotated[

@@ -50,6 +50,9 @@ class Grader:
         """The name of its column: a model behind a score is part of the name."""
         if self.name == "comet":
             return f"comet[{_short(_checkpoint(options))}]"
+        if self.name == "quality":
+            told = f"comet {_short(_checkpoint(options))}" if _has_comet(options) else "chrF"
+            return f"quality[{told}]"
         return f"{self.name}[MiniLM]" if self.embeds else self.name
 
     def scores(self, row: Row) -> bool:
@@ -63,7 +66,7 @@ class Grader:
                 raise HeadlabError(f"{self.name} needs {package}: pip install 'headlab[grading]'")
         if self.embeds:
             require_minilm()
-        if self.name == "comet":
+        if self.name == "comet" or (self.name == "quality" and _has_comet(options)):
             _require_comet(options)
 
 
@@ -126,11 +129,25 @@ def _require_comet(options: Options) -> None:
     from headlab import comet
 
     comet.local_checkpoint(_checkpoint(options))  # a path that holds none is said now
-    state = comet.environment_state(folder := comet.environment_folder())
-    if state != "whole":
-        raise HeadlabError(
-            f"comet's environment in {folder} is {state}: run 'headlab comet install'"
-        )
+    comet.require_environment()
+
+
+def _has_comet(options: Options) -> bool:
+    """Whether quality is COMET's: a checkpoint is named, or one is here with its environment."""
+    from headlab import comet
+
+    if options.checkpoint:
+        return True
+    if comet.default_checkpoint() is None:
+        return False
+    return comet.environment_state(comet.environment_folder()) == "whole"
+
+
+def _quality(rows: Sequence[Row], options: Options, progress: Progress) -> Scored:
+    """How much is left of the unmasked answer."""
+    if _has_comet(options):
+        return _comet(rows, options, progress)
+    return score_each(rows, lambda row: chrf(row.answer or "", row.unmasked_answer or ""), progress)
 
 
 def _checkpoint(options: Options) -> str:
@@ -184,6 +201,15 @@ GRADERS = {
             "mean",
             _comet,
             needs=_WITH_UNMASKED,
+            span=(-math.inf, math.inf),
+        ),
+        Grader(
+            "quality",
+            "COMET where there is a checkpoint, else chrF with the unmasked answer",
+            "mean",
+            _quality,
+            needs=_WITH_UNMASKED,
+            packages=_SACREBLEU,
             span=(-math.inf, math.inf),
         ),
         Grader(
