@@ -11,8 +11,7 @@ from headlab.cli import (  # noqa: F401  (each adds its command)
     models,
     rank,
     run,
-    run_contrastive,
-    run_roles,
+    run_fits,
     runs,
     tasks,
 )
