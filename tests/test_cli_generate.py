@@ -106,6 +106,7 @@ def test_a_file_of_prompts_becomes_a_file_that_can_be_graded(lab, tmp_path):
         for prompt in ("the cat", "a mat on the")
     ]
     assert rows[0]["gold"] == "sat"
+    assert {row["positions"] for row in rows} == {"generated"}
     assert rows[0]["id"] == "a"
     assert {"prediction", "unmasked", "end"} < set(rows[3])
     alone = rows_of(lab, "--prompt", "a mat on the", "--heads", "L1H1")[0]
@@ -129,7 +130,7 @@ def test_a_boost_from_a_file(lab, tmp_path):
     expected = headlab.generate(model, "a mat on the", boost=only, max_new_tokens=6).texts[0][0]
     (row,) = rows_of(lab, "--prompt", "a mat on the", "--boost", str(path), "--heads", "L1H2")
     assert row["prediction"] == expected
-    assert row["mask"] == "boosted L1H2"
+    assert row["mask"] == "boosted: L1H2"
     safetensors.torch.save_file({"boost": boost[:1]}, path)
     assert "directions of shape" in error_of(write(lab, "--prompt", "a", "--boost", str(path)))
     safetensors.torch.save_file({"other": boost}, path)
@@ -165,6 +166,10 @@ def test_bad_input_is_answered_in_a_sentence(lab, tmp_path):
         (("--prompt", "a", "--stop", ""), "stop string is empty"),
         (("--prompt", "a", "--reference", "mean"), "together with --reference-data"),
         (("--prompt", "a", "--boost", str(tmp_path / "none")), "no file"),
-        (("--prompt", "a", "--out", str(tmp_path / "no" / "x.jsonl")), "no"),
+        (("--prompt", "a", "--out", str(tmp_path / "empty.jsonl" / "x")), "empty.jsonl"),
+        (("--prompt", "a", "--out", str(tmp_path)), "is a folder"),
+        (("--data", str(lab / "p.jsonl"), "--out", str(lab / "p.jsonl")), "file of prompts"),
+        (("--prompt", "a", "--alpha", "2"), "goes with --boost"),
+        (("--prompt", "a", "--temperature", "1", "--seed", "-1"), "a seed is 0 or more"),
     ):
         assert says in error_of(write(lab, *args, "--quiet")), args

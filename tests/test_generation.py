@@ -234,6 +234,14 @@ def test_a_boost_is_added_to_the_heads_output():
 # --- rows that end ---
 
 
+def looking(monkeypatch, steps: int) -> None:
+    """As a GPU does, which looks only every few tokens."""
+    original = headlab.generation.writing._Batch.step_on
+    monkeypatch.setattr(
+        headlab.generation.writing._Batch, "step_on", lambda self, _: original(self, steps)
+    )
+
+
 def test_a_row_leaves_the_batch_when_it_ends():
     model = made()
     rows = prompts()
@@ -269,6 +277,42 @@ def test_a_stop_string_ends_a_row_even_where_tokens_go_beyond_it():
     assert generate(model, "the cat sat", max_new_tokens=4, stop="\x00").rows[0][0].end == "length"
 
 
+def test_every_token_of_a_list_of_eos_ends_a_row():
+    model = endless()
+    plain = ids_of(generate(model, prompts(), max_new_tokens=8))[0]
+    model.hf.generation_config.eos_token_id = [plain[0][3], plain[2][5]]
+    found = generate(model, prompts(), max_new_tokens=8).rows[0]
+    assert found[0].end == found[2].end == "eos"
+    assert len(found[2].ids) <= 6
+
+
+def test_a_stop_string_may_be_of_many_bytes(monkeypatch):
+    model = endless()
+    wanted = "\N{SNOWMAN}\N{COMET}\N{UMBRELLA}" * 9
+    written = b"ab" + wanted.encode() + b"cd"
+    letters = sorted(set(written))  # a token each
+    given = iter([letters.index(byte) for byte in written])
+
+    def text_of(ids):
+        return bytes(letters[number] for number in ids).decode("utf-8", "replace")
+
+    monkeypatch.setattr(model, "continuation", text_of)
+    monkeypatch.setattr(
+        Choice, "choose", lambda self, logits, number: torch.full((len(logits),), next(given))
+    )
+    (written,) = generate(model, prompts()[0], max_new_tokens=90, stop=wanted).rows[0]
+    assert written.end == "stop"
+    assert written.text == "ab" + wanted
+
+
+def test_numbers_that_are_none_are_not_written_as_text():
+    model = endless()
+    with torch.no_grad():
+        model.hf.get_output_embeddings().weight[5, 0] = torch.nan
+    with pytest.raises(HeadlabError, match="NaN or infinity"):
+        generate(model, prompts(), max_new_tokens=3)
+
+
 @pytest.mark.parametrize("look", [1, 3, 8, 100])
 def test_how_often_one_looks_changes_nothing(monkeypatch, look):
     model = endless()
@@ -278,14 +322,23 @@ def test_how_often_one_looks_changes_nothing(monkeypatch, look):
     model.hf.generation_config.eos_token_id = ids_of(generate(model, rows))[0][3][6]
     expected = generate(model, rows, max_new_tokens=20, stop=stop).rows
     assert {written.end for written in expected[0]} >= {"stop", "eos"}
-    original = headlab.generation.writing._Batch.step_on
-    monkeypatch.setattr(
-        headlab.generation.writing._Batch, "step_on", lambda self, _: original(self, look)
-    )
+    sampled = {"temperature": 1.5, "seed": 2, "max_new_tokens": 20}
+    boost = torch.randn(4, model.n_layers, model.n_heads, model.head_width) * 0.5
+    pushed = generate(model, rows, boost=boost, **sampled).rows
+    assert {written.end for row in pushed for written in row} == {"eos", "length"}
+    looking(monkeypatch, look)
     assert generate(model, rows, max_new_tokens=20, stop=stop).rows == expected
+    assert generate(model, rows, boost=boost, **sampled).rows == pushed
+    for mask in range(4):  # rows that leave take nothing of others with them
+        alone = generate(model, rows, boost=boost[mask], **sampled, rows_at_a_time=1).rows
+        assert alone == [pushed[mask]]
+    few = generate(model, rows, boost=boost, **sampled, rows_at_a_time=3).rows
+    assert few == pushed
 
 
-def test_a_row_ends_where_the_model_can_take_no_more():
+@pytest.mark.parametrize("look", [1, 8])
+def test_a_row_ends_where_the_model_can_take_no_more(monkeypatch, look):
+    looking(monkeypatch, look)
     model = endless("gpt2")
     room = model.max_length
     prompt = random_ids(1, room - 3)[0]
@@ -388,6 +441,19 @@ def test_out_of_memory_is_met_with_smaller_batches(monkeypatch):
     monkeypatch.setattr(headlab.generation.writing._Batch, "__init__", tight)
     assert ids_of(generate(model, prompts(), masks, max_new_tokens=4)) == expected
     assert model.back_offs > 0
+    monkeypatch.setattr(headlab.generation.writing._Batch, "__init__", original)
+    step, failed, seen = headlab.generation.writing._Batch.step_on, [], []
+
+    def once(self, steps):
+        if self.done == 2 and not failed:
+            failed.append(1)
+            raise torch.OutOfMemoryError("too much")
+        step(self, steps)
+
+    monkeypatch.setattr(headlab.generation.writing._Batch, "step_on", once)
+    again = generate(model, prompts(), masks, max_new_tokens=4, progress=seen.append)
+    assert ids_of(again) == expected
+    assert sum(seen) == masks.n_masks * 4 * 4
 
     def never(self, writer, own, picked):
         raise torch.OutOfMemoryError("too much")

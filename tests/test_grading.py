@@ -909,3 +909,13 @@ def test_help_has_an_example():
     result = run("grade", "--help")
     assert result.exit_code == 0
     assert "Example: headlab grade" in result.stdout
+
+
+def test_a_number_beyond_all_bounds_ends_no_run():
+    rows = [{"prediction": "1e9999999", "gold": "0.5"}, {"prediction": "0.5", "gold": "0.5"}]
+    assert headlab.grade(rows, "numeric").columns["numeric"].scores == [0.0, 1.0]
+
+
+def test_a_completion_that_begins_like_its_prompt_is_left_whole():
+    row = {"prompt": "2", "prediction": "25", "gold": "25"}
+    assert headlab.grade([{**row, "completion": True}], "exact").columns["exact"].scores == [1.0]

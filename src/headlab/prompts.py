@@ -19,14 +19,14 @@ def read_questions(path: Path) -> list[dict[str, Any]]:
     if path.suffix not in ("", ".txt", ".jsonl"):
         raise HeadlabError(f"{path} is neither .txt (one prompt a line) nor .jsonl")
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except FileNotFoundError:
         raise HeadlabError(f"no file {path}") from None
     except IsADirectoryError:
         raise HeadlabError(f"{path} is a folder; give a file with one prompt a line") from None
     except UnicodeDecodeError as error:
         raise HeadlabError(f"{path} is not UTF-8 text (byte {error.start})") from None
-    numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    numbered = [(n, line.removesuffix("\r")) for n, line in enumerate(lines, 1) if line.strip()]
     if not numbered:
         raise HeadlabError(f"{path} is empty; give one prompt a line")
     if path.suffix == ".jsonl":

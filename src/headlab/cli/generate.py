@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from headlab.heads import Head
     from headlab.model import Model
 
+_LONG = 80  # letters of a mask's name on the screen
 _SHOWN = 5  # prompts whose texts are printed; a file has them all
 
 
@@ -80,12 +80,14 @@ def generate(
     quiet: Quiet = False,
 ) -> None:
     """Write on from a prompt with heads switched off, beside the text with all heads."""
-    from headlab.files import write_whole
+    from headlab.files import require_folder, write_whole
+    from headlab.grading.rows import write_lines
     from headlab.heads import parse_heads
     from headlab.prompts import read_prompts, read_questions
 
     if (prompt is None) == (data is None):
-        raise HeadlabError("give the text to write on from: --prompt TEXT, or --data FILE")
+        both = ", not both" if data is not None else ""
+        raise HeadlabError(f"give the text to write on from: --prompt TEXT, or --data FILE{both}")
     if prompt == "":
         raise HeadlabError("the prompt is empty; give at least one word")
     if scale is not None and not math.isfinite(scale):
@@ -94,6 +96,18 @@ def generate(
         raise HeadlabError(f"alpha must be a finite number, not {alpha}")
     if reference not in ("zero", "mean") or (reference == "mean") != (reference_data is not None):
         raise HeadlabError("--reference is zero, or mean together with --reference-data FILE")
+    if boost is None and alpha != 1:
+        raise HeadlabError("--alpha goes with --boost")
+    if boost is not None and (keep or (reference == "mean" and scale is None)):
+        raise HeadlabError(
+            "a boost is added to heads as they are: --keep and a mean do not go with it"
+        )
+    if path is not None:
+        require_folder(path.parent)
+        if path.is_dir():
+            raise HeadlabError(f"{path} is a folder; give a file, e.g. {path / 'texts.jsonl'}")
+        if data is not None and path.exists() and path.samefile(data):
+            raise HeadlabError(f"{path} is the file of prompts; give another name")
     named = [parse_heads(each) for each in heads or []]
     if not named and (keep or scale is not None):
         raise HeadlabError("--keep and --scale go with --heads")
@@ -127,7 +141,10 @@ def generate(
         {
             **question,
             "mask": names[mask],
+            "positions": positions,
+            "reference": reference,
             "prediction": written.text,
+            "completion": True,
             **({"unmasked": found.rows[0][number].text} if len(names) > 1 else {}),
             "end": written.end,
             "tokens": len(written.ids),
@@ -136,8 +153,8 @@ def generate(
         for number, (question, written) in enumerate(zip(questions, found.rows[mask], strict=True))
     ]
     if path is not None:
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        write_whole(path, text)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, write_lines(rows))
     if as_json:
         print_json({"model": loaded.name, "settings": found.settings, "rows": rows})
         return
@@ -146,7 +163,10 @@ def generate(
             out.print(f"[dim]{escape(text)}[/dim]", highlight=False, soft_wrap=True)
             for mask, name in enumerate(names):
                 written = found.rows[mask][number]
-                out.print(f"[bold]{escape(name)}[/bold] ({written.end})", highlight=False)
+                where = ", also in the prompt" if mask and positions == "all" else ""
+                shown = name if len(name) < _LONG else f"{name[:_LONG]} ..."
+                told = f"[bold]{escape(shown)}[/bold] ({written.end}{where})"
+                out.print(told, highlight=False)
                 out.print(escape(written.text), highlight=False, soft_wrap=True)
             out.print()
         if len(said) > _SHOWN and path is None:
@@ -176,7 +196,8 @@ def _masks(
         directions = _read_boost(boost, model) * alpha
         if not named:
             pushes = torch.stack([torch.zeros_like(directions), directions])
-            return Gates.stack([ones, ones]), pushes, ["all heads", "boosted"]
+            by = "" if alpha == 1 else f" {alpha:g} times"
+            return Gates.stack([ones, ones]), pushes, ["all heads", f"boosted{by}"]
         chosen = []
         for heads in named:
             own = torch.zeros_like(directions)
@@ -185,7 +206,9 @@ def _masks(
             chosen.append(own)
         kept = 1.0 if scale is None else scale
         gates = [Gates.ablate(model, heads, kept) for heads in named]
-        names = [f"boosted {_listed(heads)}" for heads in named]
+        by = "" if alpha == 1 else f" {alpha:g} times"
+        gated = "" if scale is None else f" at {scale:g}"
+        names = [f"boosted{by}{gated}: {_listed(heads)}" for heads in named]
         pushes = torch.stack([torch.zeros_like(directions), *chosen])
         return Gates.stack([ones, *gates]), pushes, ["all heads", *names]
     at = 0.0 if scale is None else scale
@@ -199,9 +222,7 @@ def _masks(
 
 
 def _listed(heads: list[Head]) -> str:
-    return ", ".join(map(str, heads[:8])) + (
-        f" and {len(heads) - 8} more" if len(heads) > 8 else ""
-    )
+    return ", ".join(map(str, heads))
 
 
 def _read_boost(path: Path, model: Model) -> Tensor:

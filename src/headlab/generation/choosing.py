@@ -27,6 +27,8 @@ class Choice:
             raise HeadlabError(
                 f"the temperature is above 0, not {self.temperature:g}; leave it out for greedy"
             )
+        if self.seed < 0:
+            raise HeadlabError(f"a seed is 0 or more, not {self.seed}")
         if not 0 < self.top_p <= 1:
             raise HeadlabError(f"top-p is above 0 and at most 1, not {self.top_p:g}")
         if self.top_p < 1 and self.temperature is None:
@@ -49,7 +51,8 @@ class Choice:
         """The next token of each row, [row], from logits [row, vocabulary] and numbers [row]."""
         if self.temperature is None:
             return logits.argmax(-1)
-        shares = (logits.double() / self.temperature).softmax(-1)
+        wide = logits.double()
+        shares = ((wide - wide.amax(-1, keepdim=True)) / self.temperature).softmax(-1)
         if self.top_p < 1:
             ordered, places = shares.sort(dim=-1, descending=True, stable=True)
             before = ordered.cumsum(-1) - ordered

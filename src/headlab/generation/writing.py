@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Positions = Literal["generated", "all"]
 End = Literal["eos", "stop", "length"]
 _LOOK = 8  # tokens a GPU writes before anybody looks whether a row has ended
-_MARGIN = 8  # tokens, beyond its letters, that a stop string may be spread over
+_MARGIN = 8  # tokens, beyond its bytes, that a stop string may be spread over
 _CPU_KEYS = 2 * 2**30  # bytes of keys and values at a time
 _GPU_KEYS = 0.5  # of the free memory
 
@@ -243,6 +243,8 @@ class _Writer:
             fit = max(1, room // ((length + self.new) * bytes_per_token(self.model)))
             rows = min(fit, rows_at_a_time or fit)
             width = min(len(masks), rows)  # masks beside each other
+            if self.positions == "all":  # each reads the prompt for itself
+                width = max(1, min(width, budget // length))
             passes = 1 if self.positions == "generated" else width
             count = max(1, min(rows // width, budget // (length * passes)))
             own = order[start : start + count]
@@ -258,9 +260,14 @@ class _Writer:
 
     def _write(self, prompts: list[int], masks: list[int]) -> None:
         batch = _Batch(self, prompts, masks)
-        batch.read_prompts()
-        while batch.live:
-            batch.step_on(self._look)
+        try:
+            batch.read_prompts()
+            while batch.live:
+                batch.step_on(self._look)
+        except torch.OutOfMemoryError:
+            if self.progress is not None:
+                self.progress(-batch.counted)  # it will be written again
+            raise
         self.written.update(batch.written)
 
 
@@ -301,6 +308,8 @@ class _Batch:
             self.boosts = self.boosts.to(device)
         self.cache = make_cache(model, self.room)
         self.done = 0  # tokens written by every live row
+        self.counted = 0  # tokens that progress was told of
+        self.is_finite = torch.tensor(True)  # all logits so far
         self.following: Tensor | None = None  # [row], the newest token
 
     # --- passes ---
@@ -316,12 +325,14 @@ class _Batch:
         if shared and len(self.masks) > 1:
             self.cache.batch_select_indices(self.owners)
             logits = logits[self.owners]
+        self.is_finite = logits.isfinite().all()  # looked at with the tokens
         self.following = self._choose(logits)
         self._look([self.following])
 
     def step_on(self, steps: int) -> None:
         """So many more tokens for every live row, then a look at which have ended."""
-        steps = min(steps, max(self.most[prompt] for _, prompt in self.live) - self.done)
+        # No further than the first row may go: past its positions a model has none.
+        steps = min(steps, min(self.most[prompt] for _, prompt in self.live) - self.done)
         fresh: list[Tensor] = []
         with self._gated():
             for _ in range(steps):
@@ -329,6 +340,7 @@ class _Batch:
                 stop = self.length + self.done + len(fresh)
                 where = (self.lengths + self.done + len(fresh) - 1)[:, None]
                 logits = self._pass(self.following[:, None], self.mask[:, :stop], where)
+                self.is_finite = logits.isfinite().all() & self.is_finite
                 self.following = self._choose(logits, len(fresh))
                 fresh.append(self.following)
         self._look(fresh)
@@ -363,6 +375,11 @@ class _Batch:
     def _look(self, fresh: list[Tensor]) -> None:
         """Take up new tokens, and leave rows behind that have ended."""
         block = torch.stack(fresh, 1).tolist()
+        if not bool(self.is_finite):
+            raise HeadlabError(
+                f"{self.model.name} gives NaN or infinity under these gates; take gates nearer to "
+                "1, or a wider dtype"
+            )
         self.done += len(fresh)
         staying = []
         for number, (row, new) in enumerate(zip(self.live, block, strict=True)):
@@ -370,7 +387,9 @@ class _Batch:
             if not ended:
                 staying.append(number)
         if self.writer.progress is not None:
-            self.writer.progress(self._advance(len(fresh), staying))
+            moved = self._advance(len(fresh), staying)
+            self.counted += moved
+            self.writer.progress(moved)
         self.live = [self.live[number] for number in staying]
         if self.live and len(staying) < len(block):
             self._keep(torch.tensor(staying, device=self.model.device))
@@ -403,7 +422,7 @@ class _Batch:
         stops = self.writer.stops
         if not stops:
             return None
-        tail = len(ids) - before + max(map(len, stops)) + _MARGIN
+        tail = len(ids) - before + max(len(stop.encode()) for stop in stops) + _MARGIN
         if _stop_at(self.model.continuation(ids[-tail:]), stops) is None:
             return None
         for count in range(before + 1, len(ids) + 1):
@@ -415,9 +434,8 @@ class _Batch:
 
     def _advance(self, steps: int, staying: list[int]) -> int:
         """Tokens that need not be waited for any more."""
-        ended = [row for number, row in enumerate(self.live) if number not in set(staying)]
-        left = sum(self.writer.new - (self.done - steps) for _ in ended)
-        return left + steps * len(staying)
+        ended = len(self.live) - len(staying)
+        return ended * (self.writer.new - (self.done - steps)) + steps * len(staying)
 
     def _keep(self, rows: Tensor) -> None:
         self.cache.batch_select_indices(rows)

@@ -172,7 +172,11 @@ def _notes(rows: list[Row], columns: dict[str, Column], seconds: float) -> list[
         if missing:
             notes.append(f"{missing} of {total} rows have no {what!r} and no score")
     unmasked = sum(row.unmasked is None for row in rows)
-    asking = [label for label, column in columns.items() if column.name in ("comet", "published")]
+    asking = [
+        label
+        for label, column in columns.items()
+        if column.name in ("comet", "quality", "published")
+    ]
     if unmasked and asking:
         need = " and ".join(asking) + (" need" if len(asking) > 1 else " needs")
         notes.append(f"{unmasked} of {total} rows have no 'unmasked' text, which {need}")

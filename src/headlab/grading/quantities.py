@@ -92,5 +92,5 @@ def _equal(a: Decimal, b: Decimal) -> bool:
         return True
     if a == a.to_integral_value() and b == b.to_integral_value():
         return False  # 1000000 is not 1000001
-    allowed = _CONTEXT.multiply(_TOLERANCE, max(abs(a), abs(b)))
+    allowed = _CONTEXT.multiply(_TOLERANCE, _CONTEXT.max(a.copy_abs(), b.copy_abs()))
     return _CONTEXT.subtract(a, b).copy_abs() <= allowed

@@ -31,6 +31,8 @@ class Row:
     def of(cls, record: Mapping[str, Any]) -> Row:
         text, gold = as_text(record.get("prediction")), as_text(record.get("gold"))
         unmasked, prompt = as_text(record.get("unmasked")), as_text(record.get("prompt"))
+        if record.get("completion") is True:  # known to be without the prompt
+            prompt = None
         echoed = bool(text and prompt and text.startswith(prompt))
         if text and prompt and echoed:
             text = text[len(prompt) :]
