@@ -477,10 +477,10 @@ def test_a_fit_of_another_model_or_dtype_is_not_gone_on_with(lab, tmp_path, monk
         raise KeyboardInterrupt
 
     monkeypatch.setattr(files, "write_state", die)
-    assert run(*command).exit_code == 130
+    stopped = run(*command)
+    assert stopped.exit_code == 130
+    assert "the same command goes on with it" in stopped.stderr
     monkeypatch.undo()
-    assert "going on" not in run(*command, "--dtype", "float64").stderr
-    monkeypatch.setattr(files, "write_state", die)
-    assert run(*command).exit_code == 130
-    monkeypatch.undo()
+    other = error_of(run(*command, "--dtype", "float64", "--quiet"))
+    assert "is an unfinished fit with other settings" in other
     assert "going on after 50 of 120 updates" in run(*command).stderr

@@ -126,10 +126,14 @@ def plot_scores(scores: HeadScores) -> Figure:
     task = f", task {scores.task}" if scores.task else ""
     caption = (
         f"{scores.model}, {layers} x {heads} heads{task}; {what}, reference {scores.reference}; "
-        f"mean over n = {len(scores.examples)} examples, "
-        f"{float(scores.clean.double().mean()):.3g} {scores.base}. Noise floor {floor}"
-        f"{' (dots: heads below it)' if scores.in_noise.any() else ''}."
+        f"mean over n = {len(scores.examples)} "
     )
+    if bool(scores.clean.isnan().all()):  # learned, not measured
+        caption += "seeds of learned gates."
+    else:
+        dots = " (dots: heads below it)" if scores.in_noise.any() else ""
+        clean = float(scores.clean.double().mean())
+        caption += f"examples, {clean:.3g} {scores.base}. Noise floor {floor}{dots}."
     told = scores.settings.get("score", scores.measure)
     label = f"change of {told}" if scores.shows_change else f"score ({told})"
     return head_map(scores, caption, title, label)

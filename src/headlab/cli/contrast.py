@@ -8,8 +8,9 @@ from typing import Any
 from rich.markup import escape
 
 from headlab.cli.app import err, out
+from headlab.cli.gates import kept_on_interrupt, unfinished
 from headlab.cli.options import load_model, progress
-from headlab.cli.printing import new_table, print_json
+from headlab.cli.printing import count, new_table, print_json
 from headlab.errors import HeadlabError
 
 
@@ -44,7 +45,7 @@ def rank_contrast(
     from headlab.engine import measure
     from headlab.figures import save_head_map
     from headlab.gatefits import Schedule, fit_contrast
-    from headlab.gatefits.files import read_state, write_state
+    from headlab.gatefits.files import write_state
     from headlab.gates import ZERO, mean_reference
     from headlab.scores import HeadScores, write_scores
     from headlab.stats import share_interval
@@ -77,10 +78,12 @@ def rank_contrast(
         "reference": stand_in.kind,
         **vars(chosen),
     }
-    state = read_state(kept, key, loaded.device)
+    state = unfinished(kept, key, loaded)
     if state is not None and not quiet:
         err.print(f"going on after {state.step} of {chosen.updates} updates", highlight=False)
-    with progress(f"fitting {seeds} seeds of gates", seeds * chosen.updates, quiet) as advance:
+    told = f"fitting gates of {count(seeds, 'seed')}"
+    total = seeds * chosen.updates
+    with kept_on_interrupt(kept), progress(told, total, quiet) as advance:
         if state is not None:
             advance(seeds * state.step)
         fit = fit_contrast(

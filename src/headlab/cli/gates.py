@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
 from rich.markup import escape
 
 from headlab.cli.app import err, out
 from headlab.cli.options import progress
-from headlab.cli.printing import new_table, print_json
+from headlab.cli.printing import count, new_table, print_json
+from headlab.errors import HeadlabError
 
 if TYPE_CHECKING:
     from headlab.examples import Example
-    from headlab.gatefits import Roles
+    from headlab.gatefits import Roles, State
     from headlab.model import Model
 
 
@@ -35,7 +39,7 @@ def rank_gates(
     examples were."""
     from headlab.gatefits import Roles, Schedule, fit_gates
     from headlab.gatefits.figures import save_fit_figures
-    from headlab.gatefits.files import read_state, write_fit, write_state
+    from headlab.gatefits.files import write_fit, write_state
     from headlab.gates import ZERO, mean_reference
     from headlab.scores import write_scores
     from headlab.studies.provenance import fingerprint
@@ -55,12 +59,13 @@ def rank_gates(
         "reference": stand_in.kind,
         **vars(chosen),
     }
-    state = read_state(kept, key, model.device)
+    state = unfinished(kept, key, model)
     if state is not None and not quiet:
         done = state.stage * chosen.updates + state.step
         err.print(f"going on after {done} of {2 * chosen.updates} updates", highlight=False)
     total = 3 * seeds * chosen.updates
-    with progress(f"fitting {seeds} seeds of gates", total, quiet) as advance:
+    told = f"fitting gates of {count(seeds, 'seed')}"
+    with kept_on_interrupt(kept), progress(told, total, quiet) as advance:
         if state is not None:
             advance(seeds * (state.step * (1 + state.stage) + state.stage * chosen.updates))
         fit = fit_gates(
@@ -86,6 +91,30 @@ def rank_gates(
     if not quiet:
         _print_roles(roles, top)
     print(path.resolve())
+
+
+def unfinished(kept: Path, key: dict[str, Any], model: Model) -> State | None:
+    """The fit that was interrupted here; another's is not overwritten."""
+    from headlab.gatefits.files import read_state
+
+    state = read_state(kept, key, model.device)
+    if state is None and kept.exists():
+        raise HeadlabError(
+            f"{kept} is an unfinished fit with other settings; give --out another name"
+        )
+    return state
+
+
+@contextmanager
+def kept_on_interrupt(kept: Path) -> Iterator[None]:
+    """Say after Ctrl-C that a fit can go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not kept.exists():
+            raise
+        err.print("interrupted; the fit is kept, and the same command goes on with it")
+        raise typer.Exit(130) from None
 
 
 def _summary(roles: Roles) -> dict[str, Any]:
@@ -117,13 +146,15 @@ def _print_roles(roles: Roles, top: int) -> None:
     found = _summary(roles)
     seeds = len(roles.fit.seeds)
     out.print(
-        escape(f"{roles.fit.model}, {roles.fit.task}: gates of {seeds} seeds"), highlight=False
+        escape(f"{roles.fit.model}, {roles.fit.task}: gates of {count(seeds, 'seed')}"),
+        highlight=False,
     )
     table = new_table("role", "mean share", "in every seed", "in any seed")
     for name in ROLES:
         share = found["shares"][name]
         table.add_row(name, *(f"{100 * share[key]:.1f} %" for key in ("mean", "always", "any")))
     out.print(table)
+    out.print("(a mixed head facilitates and interferes; it counts in all three)", style="dim")
     for role in ("facilitating", "interfering", "mixed"):
         heads = [(each["agree"], name, each) for name, each in found["heads"].items()]
         heads = sorted((h for h in heads if h[2]["role"] == role), key=lambda h: -h[0])[:top]

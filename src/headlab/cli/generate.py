@@ -69,7 +69,7 @@ def generate(
     boost: Annotated[
         Path | None,
         typer.Option(
-            help="Add directions to the heads: safetensors, `boost` [layer, head, width]."
+            help="Add directions to heads: safetensors with boost, layers x heads x width."
         ),
     ] = None,
     alpha: Annotated[float, typer.Option(help="The boost, so many times.")] = 1.0,

@@ -41,7 +41,8 @@ def rank(
         int, typer.Option(help="attribute: 1 is the plain gradient, more integrates.")
     ] = 1,
     reference: Annotated[
-        str | None, typer.Option(help="ablate, attribute: zero, mean or counterfactual.")
+        str | None,
+        typer.Option(help="ablate, attribute, gates: zero, mean; not gates: counterfactual."),
     ] = None,
     n: Annotated[
         int | None, typer.Option(help="Examples. Default: 100, or every line of a file.")
@@ -56,14 +57,19 @@ def rank(
     data: Annotated[
         str | None, typer.Option(help="Question sets: a folder with published files, or hub.")
     ] = None,
-    seeds: Annotated[int, typer.Option(help="gates: how many fits.", min=1)] = 10,
-    updates: Annotated[int | None, typer.Option(help="gates: of each fit. Default: 500")] = None,
-    batch: Annotated[int | None, typer.Option(help="gates: examples. Default: 64")] = None,
+    seeds: Annotated[int, typer.Option(help="gates, contrastive: how many fits.", min=1)] = 10,
+    updates: Annotated[
+        int | None, typer.Option(help="gates, contrastive: of each fit. Default: 500")
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="gates, contrastive: examples. Default: 64")
+    ] = None,
     strength: Annotated[
-        float | None, typer.Option("--lambda", help="gates: of G+ and G-. Default: 0.1")
+        float | None,
+        typer.Option("--lambda", help="gates, contrastive: pull on gates. Default: 0.1"),
     ] = None,
     clip: Annotated[
-        float | None, typer.Option(help="gates: largest gradient norm. Default: 1")
+        float | None, typer.Option(help="gates, contrastive: largest gradient norm. Default: 1")
     ] = None,
     measure: MeasureName = None,
     seed: Seed = 0,

@@ -56,10 +56,10 @@ Tasks = Annotated[
     ),
 ]
 Size = Annotated[str | None, typer.Option(help="smoke, small (default) or paper.")]
-Seeds = Annotated[str | None, typer.Option(help="Numbers, with commas between them.")]
+Seeds = Annotated[str | None, typer.Option(help="Seed numbers, not how many: 0,1,2.")]
 Out = Annotated[
     Path | None,
-    typer.Option("--out", help="The run's folder. Default: runs/circuits-1 and so on."),
+    typer.Option("--out", help="The run's folder. Default: runs/STUDY-1 and so on."),
 ]
 Device = Annotated[
     str | None, typer.Option(help="cpu, cuda, cuda:1 ... Default: a GPU if there is one.")

@@ -146,7 +146,14 @@ def gate_maps(panels: Sequence[Panel]) -> Figure:
         bar = figure.colorbar(picture, ax=axes, fraction=0.03, pad=0.02)
         bar.set_label("gate", fontsize=8)
         bar.outline.set_visible(False)
-        add_caption(figure, _caption(panels))
+        first = panels[0].found
+        add_caption(
+            figure,
+            f"The gate of each head, mean over the fits of all tasks left out and of "
+            f"{len(first.fit.seeds)} seeds; {first.fit.settings['updates']} updates, batch "
+            f"{first.fit.settings['batch']}, λ = {first.fit.settings['strength']:g}, reference "
+            f"{first.fit.settings['reference']}.",
+        )
     return figure
 
 

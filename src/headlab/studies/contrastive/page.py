@@ -107,7 +107,8 @@ def _lead(panels: list[Panel]) -> list[str]:
             tasks = f"{len(own)} task{'s' if len(own) > 1 else ''} left out"
             told.append(
                 f"{model}, right on {tasks}: {'; '.join(parts)}. "
-                f"What is forgotten fell more than what is kept, beyond the interval, on {count}."
+                "What is forgotten fell more than what is kept, beyond the interval, "
+                f"on {count} of {len(own)}."
             )
     return told
 

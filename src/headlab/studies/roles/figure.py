@@ -125,7 +125,14 @@ def ecdfs(panels: Sequence[Panel]) -> Figure:
             draw_ecdf(axis, panel.found.roles)
             axis.set_title(f"{panel.task}, {panel.model}", loc="left")
         figure.tight_layout()
-        add_caption(figure, _caption(panels))
+        fit = panels[0].found.fit
+        add_caption(
+            figure,
+            f"Scores of every head in each of {len(fit.seeds)} seeds; {fit.settings['updates']} "
+            f"updates each of three fits, batch {fit.settings['batch']}, λ = "
+            f"±{fit.settings['strength']:g}, reference {fit.settings['reference']}. A head has a "
+            "role from 0.5 on.",
+        )
     return figure
 
 
