@@ -36,7 +36,12 @@ def write(lab: Path, *args: str):
 def rows_of(lab: Path, *args: str) -> list[dict]:
     result = write(lab, *args, "--json")
     assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)["rows"]
+    rows = json.loads(result.stdout)["rows"]
+    first = [row for row in rows if row["mask"] == "all heads"]
+    assert [row["prediction"] for row in first] == [
+        row.get("unmasked", row["prediction"]) for row in first
+    ]
+    return rows[len(first) :] or rows
 
 
 def test_texts_stand_beside_those_with_all_heads(lab):
@@ -101,16 +106,20 @@ def test_a_file_of_prompts_becomes_a_file_that_can_be_graded(lab, tmp_path):
     assert result.stdout.strip().endswith(str(out))
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [(row["mask"], row["prompt"]) for row in rows] == [
-        (f"without {head}", prompt)
-        for head in ("L0H1", "L1H1")
+        (mask, prompt)
+        for mask in ("all heads", "without L0H1", "without L1H1")
         for prompt in ("the cat", "a mat on the")
     ]
     assert rows[0]["gold"] == "sat"
     assert {row["positions"] for row in rows} == {"generated"}
     assert rows[0]["id"] == "a"
-    assert {"prediction", "unmasked", "end"} < set(rows[3])
+    assert {"prediction", "unmasked", "end"} < set(rows[5])
     alone = rows_of(lab, "--prompt", "a mat on the", "--heads", "L1H1")[0]
-    assert alone["prediction"] == rows[3]["prediction"]
+    assert alone["prediction"] == rows[5]["prediction"]
+    graded = run("grade", str(out), "--by", "mask", "--out", str(tmp_path / "g.jsonl"), "--json")
+    told = json.loads(graded.stdout)["by"]
+    assert list(told) == ["all heads", "without L0H1", "without L1H1"]
+    assert told["all heads"]["exact"]["n"] == 1
 
 
 def test_a_boost_from_a_file(lab, tmp_path):

@@ -919,3 +919,13 @@ def test_a_number_beyond_all_bounds_ends_no_run():
 def test_a_completion_that_begins_like_its_prompt_is_left_whole():
     row = {"prompt": "2", "prediction": "25", "gold": "25"}
     assert headlab.grade([{**row, "completion": True}], "exact").columns["exact"].scores == [1.0]
+
+
+def test_groups_of_rows_are_summed_up_by_themselves(tmp_path):
+    rows = [
+        {"prediction": said, "gold": "yes", "mask": mask}
+        for mask, said in (("a", "yes"), ("b", "no"), ("a", "no"), ("b", "no"), ("a", "yes"))
+    ]
+    found = headlab.grade(rows, "exact").by("mask")
+    assert {value: each["exact"]["mean"] for value, each in found.items()} == {"a": 2 / 3, "b": 0}
+    assert found["a"]["exact"]["n"] == 3

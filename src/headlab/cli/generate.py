@@ -149,7 +149,7 @@ def generate(
             "end": written.end,
             "tokens": len(written.ids),
         }
-        for mask in range(1 if len(names) > 1 else 0, len(names))
+        for mask in range(len(names))
         for number, (question, written) in enumerate(zip(questions, found.rows[mask], strict=True))
     ]
     if path is not None:
@@ -174,7 +174,7 @@ def generate(
     if path is not None:
         print(path.resolve())
     elif quiet:
-        for row in rows:
+        for row in rows[len(said) :] or rows:  # of masks, where there are any
             print(row["prediction"])
 
 

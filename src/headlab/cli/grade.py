@@ -43,6 +43,9 @@ def grade(
         int | None, typer.Option(help="math: processes. Default: the cores, at most 4.")
     ] = None,
     checkpoint: Annotated[str | None, typer.Option(help="comet: a hub id or a local path.")] = None,
+    by: Annotated[
+        str | None, typer.Option(help="A summary for each value of a field, e.g. mask.")
+    ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -57,6 +60,8 @@ def grade(
         grader.require(Options(time_limit, workers, checkpoint))
     rows, left_out = read_rows(file)
     _require_fields(rows, file)
+    if by is not None and not any(by in row for row in rows):
+        raise HeadlabError(f"no line of {file} has the field {by!r}")
     require_folder(out.parent)
     if out.is_dir():
         raise HeadlabError(f"{out} is a folder; give a file, e.g. {out / 'graded.jsonl'}")
@@ -78,10 +83,17 @@ def grade(
         graded.notes.insert(0, left_out)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(out, write_lines(graded.as_rows()))
+    groups = {} if by is None else graded.by(by)
     if as_json:
-        print_json({**graded.as_dict(), "out": str(out.resolve())})
+        parts = {} if by is None else {"by": groups}
+        print_json({**graded.as_dict(), **parts, "out": str(out.resolve())})
         return
     if not quiet:
+        for value, summary in groups.items():
+            screen.print(f"{by}: {value}", highlight=False, markup=False, soft_wrap=True)
+            _print_summary(summary)
+        if by is not None:
+            screen.print("all rows", highlight=False)
         _print(graded)
     print(out.resolve())
 
@@ -95,9 +107,9 @@ def _require_fields(rows: list[dict[str, Any]], file: Path) -> None:
         )
 
 
-def _print(graded: Graded) -> None:
+def _print_summary(summary: dict[str, dict[str, Any]]) -> None:
     table = new_table("", "n", "mean", "95 % interval", "")
-    for label, found in graded.summary().items():
+    for label, found in summary.items():
         troubles = {
             "timed out": found["timed_out"],
             "failed": found["failed"],
@@ -110,5 +122,9 @@ def _print(graded: Graded) -> None:
         span = f"{found['low']:.3f} to {found['high']:.3f}" if known else "-"
         table.add_row(escape(label), f"{found['n']:,}", mean, span, said)
     screen.print(table)
+
+
+def _print(graded: Graded) -> None:
+    _print_summary(graded.summary())
     for note in graded.notes:
         err.print(f"[yellow]note:[/] {escape(printable(note))}", soft_wrap=True, highlight=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from headlab.errors import HeadlabError
@@ -33,6 +33,21 @@ class Column:
     @property
     def scored(self) -> list[float]:
         return [score for score in self.scores if score is not None]
+
+    def part(self, places: Sequence[int]) -> Column:
+        """The same of some rows."""
+        at = {place: number for number, place in enumerate(places)}
+
+        def among(troubled: frozenset[int]) -> frozenset[int]:
+            return frozenset(at[place] for place in troubled if place in at)
+
+        return replace(
+            self,
+            scores=[self.scores[place] for place in places],
+            timed_out=among(self.timed_out),
+            failed=among(self.failed),
+            unparsed=among(self.unparsed),
+        )
 
     def summary(self) -> dict[str, Any]:
         """n, mean, its 95 % interval, and how many rows stand behind which trouble."""
@@ -96,6 +111,16 @@ class Graded:
 
     def summary(self) -> dict[str, dict[str, Any]]:
         return {label: column.summary() for label, column in self.columns.items()}
+
+    def by(self, name: str) -> dict[str, dict[str, dict[str, Any]]]:
+        """The summary of each group of rows with one value of a field, in order of appearance."""
+        groups: dict[str, list[int]] = {}
+        for place, row in enumerate(self.rows):
+            groups.setdefault(str(row.get(name, "")), []).append(place)
+        return {
+            value: {label: column.part(places).summary() for label, column in self.columns.items()}
+            for value, places in groups.items()
+        }
 
     def as_dict(self) -> dict[str, Any]:
         return {
