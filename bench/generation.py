@@ -90,26 +90,28 @@ def main() -> None:
     masks = (torch.rand(asked.masks, model.n_layers, model.n_heads) > 0.1).float()
     masks[0] = 1
 
-    def ours(of: Model = model, rows: int | None = None) -> torch.Tensor:
+    def ours(of: Model = model, rows: int | None = None, new: int = asked.new) -> torch.Tensor:
         found = headlab.generate(
-            of, list(ids), Gates(masks), max_new_tokens=asked.new, rows_at_a_time=rows
+            of, list(ids), Gates(masks), max_new_tokens=new, rows_at_a_time=rows
         )
         return torch.tensor([[written.ids for written in row] for row in found.rows])
 
-    def theirs() -> torch.Tensor:
+    def theirs(new: int = asked.new) -> torch.Tensor:
         there = ids.to(device)
-        return torch.stack([plain_generate(model, there, mask, asked.new) for mask in masks]).cpu()
+        return torch.stack([plain_generate(model, there, mask, new) for mask in masks]).cpu()
 
     fast, slow = [], []
-    for round_ in range(asked.repeats + 1):
+    for few in (2, max(2, asked.new // 8)):  # a warm-up
+        ours(new=few)
+        theirs(new=few)
+    for _ in range(asked.repeats):
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()
         seconds, mine = timed(ours, device)
         peak = torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else float("nan")
         other, plain = timed(theirs, device)
-        if round_:  # the first warms up
-            fast.append(seconds)
-            slow.append(other)
+        fast.append(seconds)
+        slow.append(other)
     quick, plainly = statistics.median(fast), statistics.median(slow)
     rows = asked.masks * asked.prompts
     sizes = sum(p.numel() for block in model.seam.blocks for p in block.parameters())

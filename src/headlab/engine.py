@@ -38,7 +38,8 @@ LARGEST_BUDGET = 32768  # tokens in a pass on a GPU: past this, larger matrices 
 CPU_BUDGET = 4096
 _NOWHERE = -1  # the first layer of a mask whose gates are all 1
 _STORED_BYTES = 4 * 2**30  # of clean inputs and head outputs kept for restarts
-_LOGIT_BYTES = 2 * 2**30  # of logits in one pass, in float32
+_LOGIT_BYTES = 2 * 2**30  # of logits in one pass, in float32, on a CPU
+_LOGIT_SHARE = 32  # one in so many bytes of a GPU's memory
 
 
 @dataclass(frozen=True)
@@ -206,7 +207,8 @@ class _Sweep:
 
     def _masks_in_a_pass(self, batch: Batch) -> int:
         logits = 4 * len(batch.positions) * self.model.vocabulary
-        return max(1, min(self.budget // batch.tokens.ids.numel(), _LOGIT_BYTES // logits))
+        room = _room_for_logits(self.model)
+        return max(1, min(self.budget // batch.tokens.ids.numel(), room // logits))
 
     def _gates_of(self, masks: range, indices: list[int], batch: Batch) -> Gates:
         """Some masks on this batch: [mask, sequence|1, layer, head, position|1]."""
@@ -273,6 +275,13 @@ def find_budget(model: Model) -> int:
     if model.budget is None:
         model.budget = _probe_budget(model) if _on_gpu(model) else CPU_BUDGET
     return model.budget
+
+
+def _room_for_logits(model: Model) -> int:
+    """Bytes: of the memory there is, not of what is free, for the same passes in every run."""
+    if not _on_gpu(model):
+        return _LOGIT_BYTES
+    return torch.cuda.get_device_properties(model.device).total_memory // _LOGIT_SHARE
 
 
 def _on_gpu(model: Model) -> bool:

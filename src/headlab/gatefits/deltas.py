@@ -7,8 +7,9 @@ be mixed with all others', against raw G+ its gate is near 0 already.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from headlab.model import Model
 
 Base = Literal["plus", "ones", "raw"]
+# Of a name, a way to make the values and their number: what was kept, or is made now.
+Keep = Callable[[str, Callable[[], Tensor], int], Tensor]
 LINES = (*METRICS, "random")
 
 
@@ -55,9 +58,11 @@ def ablation_deltas(
     aggregated: bool = False,
     reference: Reference = ZERO,
     random_orders: int = 20,
+    keep: Keep | None = None,
     progress: Progress | None = None,
 ) -> Deltas:
-    """Every line at every k, each seed on its own gates and order.
+    """Every line at every k, each seed on its own gates and order. Every order's values go through
+    `keep`, which may have them from before.
 
     >>> ablation_deltas(model, examples, roles).mean("F")[-1]                  # doctest: +SKIP
     tensor(-2.4)
@@ -76,31 +81,37 @@ def ablation_deltas(
     drawn = torch.stack([torch.randperm(total, generator=random) for _ in owners])
     lines = {}
     for line, (own, order) in {**orders, "random": (owners, drawn)}.items():
-        found = [
-            _one(model, examples, plus[seed], order[number], ks, base, reference, progress)
-            for number, seed in enumerate(own)
-        ]
+        found = []
+        for number, seed in enumerate(own):
+            closed, opened = _masks(plus[seed], order[number], ks, base)
+            make = partial(_difference, model, examples, closed, opened, reference, progress)
+            pairs = (len(closed) + len(opened)) * len(examples)
+            found.append(make() if keep is None else keep(f"{line}-{number}", make, pairs))
         lines[line] = torch.stack(found)  # [order, k, example]
     return Deltas(list(ks), lines, [example.id for example in examples])
 
 
-def _one(
-    model: Model,
-    examples: Sequence[Example],
-    plus: Tensor,
-    order: Tensor,
-    ks: Sequence[int],
-    base: Base,
-    reference: Reference,
-    progress: Progress | None,
-) -> Tensor:
-    """[k, example] of one order on one seed's gates."""
+def _masks(plus: Tensor, order: Tensor, ks: Sequence[int], base: Base) -> tuple[Tensor, Tensor]:
+    """The first k heads of an order closed, [k, head], and open, [k|1, head]."""
     ground = torch.ones_like(plus) if base == "ones" else plus
     place = torch.empty_like(order)
     place[order] = torch.arange(len(order))
     top = torch.stack([place < k for k in ks])  # [k, head]
-    closed = torch.where(top, 0.0, ground)
-    opened = torch.where(top, 1.0, ground) if base == "plus" else ground[None]
+    return (
+        torch.where(top, 0.0, ground),
+        torch.where(top, 1.0, ground) if base == "plus" else ground[None],
+    )
+
+
+def _difference(
+    model: Model,
+    examples: Sequence[Example],
+    closed: Tensor,
+    opened: Tensor,
+    reference: Reference,
+    progress: Progress | None,
+) -> Tensor:
+    """[k, example]"""
     masks = torch.cat([closed, opened]).view(-1, model.n_layers, model.n_heads)
     values = measure(model, examples, masks, "log-prob", reference, progress=progress).values
-    return values[: len(ks)] - values[len(ks) :]
+    return values[: len(closed)] - values[len(closed) :]

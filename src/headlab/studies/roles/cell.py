@@ -21,6 +21,7 @@ from headlab.heads import Head
 from headlab.model import Model
 from headlab.studies import Work
 from headlab.studies.cells import Cell, Record
+from headlab.studies.scratch import Scratch
 from headlab.studies.tables import joined, part, split, values_of
 from headlab.tasks import is_generated, make_examples, takes_data
 
@@ -94,6 +95,7 @@ def run_cell(cell: Cell, model: Model, progress: Progress, scratch: Path) -> Rec
         aggregated=asked["aggregated"],
         reference=reference,
         random_orders=asked["random_orders"],
+        keep=Scratch(scratch / "deltas", key, progress).tensor,
         progress=progress,
     )
     choices = all(example.wrong for example in tested)
