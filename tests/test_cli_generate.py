@@ -156,6 +156,39 @@ def test_chat_uses_the_models_template(lab, tmp_path):
     assert torch.equal(model.chat("the mat"), model.ids("cat the mat sat"))
 
 
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ("{{ raise_exception('Conversations need\na system prompt') }}", "need a system prompt;"),
+        ("{{ messages[1]['content'] }}", "does not take a single user's text"),
+        ("{% for %}", "does not take a single user's text"),
+        ("{{ messages[0]['content'] + 1 }}", "does not take a single user's text"),
+        ("{% if false %}{% endif %}", "makes no tokens of 'the mat'"),
+    ],
+)
+def test_a_chat_template_that_fails_is_one_sentence(lab, template, says):
+    model = headlab.load(lab / "m")
+    model.tokenizer.chat_template = template
+    with pytest.raises(headlab.HeadlabError) as caught:
+        model.chat("the mat")
+    assert says in str(caught.value)
+    assert str(caught.value).startswith("the chat template of ")
+    assert "\n" not in str(caught.value)
+
+
+def test_chat_refuses_what_is_no_text(lab):
+    model = headlab.load(lab / "m")
+    model.tokenizer.chat_template = "{{ messages[0]['content'] }}"
+    with pytest.raises(headlab.HeadlabError, match="not valid UTF-8 text"):
+        model.chat("a\ud800")
+
+
+@pytest.mark.parametrize(("count", "said"), [(6, "1 more prompt;"), (8, "3 more prompts;")])
+def test_prompts_that_are_not_shown_are_counted(lab, tmp_path, count, said):
+    (tmp_path / "p.txt").write_text("the cat\n" * count)
+    assert said in write(lab, "--data", str(tmp_path / "p.txt")).stdout
+
+
 def test_bad_input_is_answered_in_a_sentence(lab, tmp_path):
     (tmp_path / "empty.jsonl").write_text("")
     for args, says in (

@@ -39,7 +39,7 @@ def test_grade_writes_the_same_rows_with_a_field_a_score(answers, tmp_path):
     assert shown[0][:6] == ["exact", "3", "0.333", "0.061", "to", "0.792"]
     assert shown[1][:2] == ["numeric", "2"]
     assert "2 not scored" in result.stdout
-    assert "1 of 4 rows have no 'prediction' and no score" in result.stderr
+    assert "1 of 4 rows has no 'prediction' and no score" in result.stderr
     rows, graded = read(answers), read(out)
     for row, made in zip(rows, graded, strict=True):
         assert {field: made[field] for field in row} == row
@@ -81,6 +81,19 @@ def test_lines_that_are_no_rows_are_counted_and_left_out(tmp_path):
     assert [row["exact"] for row in read(out)] == [1, None, 0, 1]
 
 
+def test_one_and_many_are_told_apart(tmp_path):
+    path, out = tmp_path / "a.jsonl", tmp_path / "graded.jsonl"
+    good, none = b'{"prediction": "a", "gold": "a"}', b'{"gold": "a"}'
+    for lines, said in (
+        ([good, none], "1 of 2 rows has no 'prediction' and no score"),
+        ([good, none, none], "2 of 3 rows have no 'prediction' and no score"),
+        ([good, b"x"], "1 of 2 lines was left out"),
+        ([good, b"x", b"y"], "2 of 3 lines were left out"),
+    ):
+        path.write_bytes(b"\n".join(lines))
+        assert said in run("grade", str(path), "--with", "exact", "--out", str(out)).stderr
+
+
 @needs_math
 def test_the_command_survives_what_never_ends(tmp_path):
     path, out = tmp_path / "math.jsonl", tmp_path / "graded.jsonl"
@@ -89,7 +102,7 @@ def test_the_command_survives_what_never_ends(tmp_path):
     options = ["--with", "math", "--time-limit", "3", "--workers", "1", "--out", str(out)]
     result = run("grade", str(path), *options)
     assert result.exit_code == 0, result.stderr
-    assert "math: 1 of 2 rows took longer than 3 s and count as wrong" in result.stderr
+    assert "math: 1 of 2 rows took longer than 3 s and counts as wrong" in result.stderr
     assert [row["math"] for row in read(out)] == [0, 1]
 
 

@@ -190,7 +190,7 @@ def test_comet_score_is_called_with_the_checkpoint_and_without_our_packages(
         ("memory", "smaller batch size, or gpus=0"),
         ("killed", "was killed (signal 9)"),
         ("silent", "no scores that can be read"),
-        ("shuffled", "2 rows that are not the 2 it was given, in their order"),
+        ("shuffled", "other rows (2) than the 2 it was given, or not in their order"),
         ("nan", "gave nan for row 2"),
     ],
 )
@@ -299,7 +299,7 @@ def test_without_the_variable_it_is_in_headlabs_cache(monkeypatch, tmp_path):
     assert comet.environment_folder() == tmp_path / "own" / "comet-2.2.7"
 
 
-@pytest.mark.parametrize("before", ["nothing", "whole"])
+@pytest.mark.parametrize("before", ["nothing", "whole", "outdated", "moved"])
 @pytest.mark.parametrize(
     ("trouble", "said"),
     [
@@ -311,15 +311,19 @@ def test_without_the_variable_it_is_in_headlabs_cache(monkeypatch, tmp_path):
 def test_a_failed_install_says_why_and_leaves_what_was_there(
     place, python, monkeypatch, trouble, said, before
 ):
-    if before == "whole":
+    if before != "nothing":
         comet.install(python=python)
         (place / "untouched").touch()
+    if before == "outdated":
+        change_the_pins(place)
+    if before == "moved":
+        say_it_was_made_elsewhere(place)
     for name, value in trouble.items():
         monkeypatch.setenv(name, value)
     assert said in error_of(run("comet", "install", "--force", "--python", python))
-    if before == "whole":
+    if before != "nothing":
         assert (place / "untouched").exists()
-        assert comet.environment_state(place) == "whole"
+        assert comet.environment_state(place) == before
     else:
         assert not place.exists()
     assert left_beside(place) == []
@@ -407,6 +411,20 @@ def test_a_killed_forced_install_can_still_fall_back_to_what_was_whole(whole, py
         comet.install(python=python)
     assert (whole / "untouched").exists()
     assert comet.environment_state(whole) == "whole"
+
+
+def test_a_killed_install_can_still_fall_back_to_what_was_outdated(whole, python, monkeypatch):
+    (whole / "untouched").touch()
+    change_the_pins(whole)
+    process, pip = installing(python)
+    process.kill()
+    process.wait(20)
+    os.kill(pip, signal.SIGKILL)
+    monkeypatch.setenv("FAKE_PIP", "fails")
+    with pytest.raises(HeadlabError, match="pip could not install COMET"):
+        comet.install(python=python)
+    assert (whole / "untouched").exists()
+    assert comet.environment_state(whole) == "outdated"
 
 
 def lose_the_program(folder: Path) -> None:

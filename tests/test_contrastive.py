@@ -202,10 +202,10 @@ def test_more_work_is_counted_for_more_seeds_and_updates(lab):
     assert longer.passes > 3 * small.passes
 
 
-def test_progress_ends_where_the_plan_said(lab, tmp_path):
+def test_progress_ends_where_the_plan_said(lab, tmp_path, monkeypatch):
     cell = spec_of(lab).cells()[0]
     model = Model(tiny("llama"), tiny_tokenizer(), name="m")
-    model.hf.config.max_position_embeddings = 2048
+    monkeypatch.setattr(model.hf.config, "max_position_embeddings", 2048)
     headlab.check(model).require()
     seen: list[int] = []
     cells.run_cell(cell, model, seen.append, tmp_path)
@@ -267,6 +267,7 @@ def test_the_run_leaves_figures_tables_and_a_report(done):
     for said in (*done.study.findings(done), *done.study.warnings(done)):
         assert said in page.replace("&#39;", "'")
     assert any("even before" in said for said in done.study.warnings(done))
+    assert any("updates are a quick look" in said for said in done.study.warnings(done))
 
 
 def test_a_planted_difference_is_said_and_none_is_not(done):

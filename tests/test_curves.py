@@ -222,6 +222,23 @@ def test_a_model_that_does_not_do_the_task_has_no_curve():
         curve(made, same, scores, measure_by="logit-diff")
 
 
+def test_too_few_prompts_are_not_said_to_show_that_a_task_is_not_done(model):
+    scores = rank(model, pairs(2), "random")
+    one, other = pairs(2, seed=1)
+    backwards = dataclasses.replace(
+        other, prompt=other.counterfactual, counterfactual=other.prompt, id="b"
+    )
+    with pytest.raises(NoEffect, match=r"^2 prompts cannot tell whether .* take more examples$"):
+        curve(model, [one, backwards], scores)
+    # With many, the same mixture rules out that it is much.
+    many = [
+        dataclasses.replace(e, prompt=e.counterfactual, counterfactual=e.prompt) if i % 2 else e
+        for i, e in enumerate(dict.fromkeys(pairs(40, seed=1)))
+    ]
+    with pytest.raises(NoEffect, match=r"does not do this task: .* includes 0; there is nothing"):
+        curve(model, many, scores, same_prompts=True)
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

@@ -12,15 +12,18 @@ from planted import in_formats, pairs, planted, roled, two_formats
 from torch.nn.functional import cross_entropy
 
 from headlab import Gates, Head, HeadlabError, mean_reference, measure
+from headlab.figures import plt
 from headlab.gatefits import (
     ROLES,
     GateFit,
     Roles,
     Schedule,
     ablation_deltas,
+    few_updates,
     fit_contrast,
     fit_gates,
 )
+from headlab.gatefits.figures import fit_paths
 from headlab.gatefits.fitting import CLAMP, FitWork
 from headlab.gatefits.rows import Rows, order_of
 
@@ -243,6 +246,12 @@ def test_a_fit_that_cannot_be_is_refused(changes, says):
         fit_gates(planted(), pairs(20), **{"seeds": [0], **changes})
 
 
+def test_short_fits_are_called_a_quick_look():
+    assert few_updates(1) == ["Fits of 1 update are a quick look; the paper has 500."]
+    assert few_updates(199) == ["Fits of 199 updates are a quick look; the paper has 500."]
+    assert few_updates(200) == []
+
+
 def test_a_schedule_without_sense_is_refused():
     for wrong in ({"updates": 0}, {"strength": -0.1}, {"clip": 0.0}, {"rates": (0.5, 0.0)}):
         with pytest.raises(HeadlabError):
@@ -416,6 +425,21 @@ def test_wrong_requests_of_deltas_are_refused(fit):
         ablation_deltas(roled(), pairs(4), Roles(fit), base="minus")
     with pytest.raises(HeadlabError, match="k runs from 0 to 8"):
         ablation_deltas(roled(), pairs(4), Roles(fit), [9])
+
+
+# --- figures ---
+
+
+def test_the_three_fits_have_colours_that_no_score_has(fit):
+    figure = fit_paths(Roles(fit))
+    losses, shares, scores = (
+        {line.get_color() for line in axis.lines if not line.get_label().startswith("_")}
+        for axis in figure.axes
+    )
+    plt.close(figure)
+    assert (len(losses), len(scores)) == (3, 3)
+    assert shares < losses
+    assert not losses & scores
 
 
 # --- memory ---

@@ -23,8 +23,10 @@ from graders import (
 
 import headlab
 from headlab import HeadlabError
+from headlab.grading import workers
 from headlab.grading.answers import as_text, find_answer, last_box
 from headlab.grading.overlaps import bleu, chrf
+from headlab.grading.rows import Row
 from headlab.grading.words import rouge_l
 
 # --- answers in texts ---
@@ -50,6 +52,18 @@ from headlab.grading.words import rouge_l
         (r'[ {"answer": "\boxed{\frac{1}{2}} \times \neq \%"} ]',
          r"\boxed{\frac{1}{2}} \times \neq \%"),
         (r'[ {"answer": "\\frac{1}{2}"} ]', r"\frac{1}{2}"),
+        ('[ {"answer": "{1, 2}"} ]', "{1, 2}"),
+        ('[ {"answer": "f(x) = [x]"} ]', "f(x) = [x]"),
+        ('[ {"answer": "{\\"a\\": [1]}"} ]', '{"a": [1]}'),
+        ('[ {"sets": "{1}", "answer": "5"} ]', "5"),
+        (r'[ {"steps": "\frac{1}{2} {", "answer": "5"} ]', "5"),
+        (r'[ {"steps": "' + r"\frac{1}{2} " * 30 + r'", "answer": "5"} ]', "5"),
+        ('[ {"sum": {"a": 1}, "answer": "5"} ]', "5"),
+        ('{"a": {"b": 1}} [ {"answer": "5"} ]', "5"),
+        ('{"answer": ' + "[" * 900 + "]" * 900 + "}", "[" * 900 + "]" * 900),
+        ('[ {"answer": "f(x) = [x]', None),  # a stop at ] inside the string
+        ('[ {"answer": "{1, 2} and [3]', None),
+        ('[ {"answer": [1, 2]', None),
         ('[ {"answer": "Par', None),
         ("[ {'answer': 'Paris'} ]", None),
         ('"answer": "Paris"', None),
@@ -61,6 +75,21 @@ from headlab.grading.words import rouge_l
 )  # fmt: skip
 def test_answers_in_json(text, answer):
     assert find_answer(text) == answer
+
+
+@pytest.mark.parametrize("cut", ['[ {"answer": "f(x) = [x]', '[ {"answer": "{[1], [2]', "[1]"])
+def test_an_answer_cut_short_is_scored_as_the_whole_text(cut):
+    row = Row.of({"prediction": cut, "gold": "x", "unmasked": cut})
+    assert row.answer == row.text == row.unmasked_answer == cut
+    assert not row.in_json
+
+
+def test_no_part_of_an_answer_is_too_odd_to_be_read():
+    text = r'[ {"s": {"t": "{"}, "answer": "f = [x] {1, {2}} \frac{a}{b} \u00e9 \"q\""} ] '
+    text += '{"answer": [NaN]}'
+    for start, stop in itertools.combinations(range(len(text) + 1), 2):
+        found = find_answer(text[start:stop])
+        assert found is None or isinstance(found, str)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +130,7 @@ def test_only_the_completion_counts():
         graded = headlab.grade([{**row, "prediction": prompt + completion}], "math-strict,numeric")
         assert [column.scores for column in graded.columns.values()] == [[0], [0]]
         assert graded.prompts_cut == 1
-        assert graded.notes == ["1 of 1 predictions began with their prompt, which was cut off"]
+        assert graded.notes == ["1 of 1 prediction began with its prompt, which was cut off"]
     graded = headlab.grade([{**row, "prediction": prompt + r"\boxed{5}"}], "math-strict,numeric")
     assert [column.scores for column in graded.columns.values()] == [[1], [1]]
 
@@ -229,6 +258,43 @@ def test_a_worker_that_dies_is_replaced(tmp_path):
         assert not Path(f"/proc/{pid}").exists()
 
 
+def test_a_worker_that_answers_as_its_time_is_up_costs_no_other_item(tmp_path, monkeypatch):
+    class Late(threading.Timer):
+        """Its time is up between the answer and the cancelling, each time after the start."""
+
+        def cancel(self):
+            if self.interval < 100:
+                self.function()
+            super().cancel()
+
+    monkeypatch.setattr(workers.threading, "Timer", Late)
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    replies = workers.run_all(program, [{"do": "go"}] * 3, 2, 1)
+    assert [type(reply) for reply in replies] == [dict] * 3
+    assert len({reply["pid"] for reply in replies}) == 3
+
+
+HUNGRY = """
+import mmap, runpy, sys, types
+fake = types.ModuleType("math_verify")
+fake.parse = lambda text, parsing_timeout: text
+fake.verify = lambda gold, said, timeout_seconds: len(mmap.mmap(-1, int(said))) > 0
+sys.modules["math_verify"] = fake
+runpy.run_path({path!r}, run_name="__main__")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="address space is limited on Linux")
+def test_a_worker_has_no_more_memory_than_its_limit(tmp_path):
+    path = str(Path(workers.__file__).with_name("mathworker.py"))
+    program = tmp_path / "program.py"
+    program.write_text(HUNGRY.format(path=path))
+    items = [{"gold": "x", "prediction": str(size)} for size in (3 * 2**30, 2**32, 2**20)]
+    replies = workers.run_all(program, items, 60, 1)
+    assert replies == [{"right": True, "parsed": True}, workers.FAILED, replies[0]]
+
+
 def test_a_worker_that_does_not_start_is_one_sentence(tmp_path):
     from headlab.grading.workers import run_all
 
@@ -262,7 +328,7 @@ def test_the_summary_has_the_intervals_of_shares_and_means():
     assert summary["exact"]["not_scored"] == 1
     assert list(graded.table.index) == ["red car", "red bus", "Paris", 3]
     assert graded.table["f1"].tolist()[:3] == [1, 0.5, 0]
-    assert graded.notes == ["1 of 4 rows have no 'prediction' and no score"]
+    assert graded.notes == ["1 of 4 rows has no 'prediction' and no score"]
     assert graded.as_rows()[3] == {"gold": "x", "id": 3, "exact": None, "f1": None}
 
 

@@ -356,6 +356,22 @@ def test_published_compares_the_whole_text_with_the_unmasked_one(monkeypatch):
     assert headlab.grade([near], "published")["published"].scores == [1], "ROUGE-1 alone will do"
 
 
+@pytest.mark.parametrize(("likeness", "bound"), [("bleu", 0.8), ("rouge_1", 0.6), ("cosines", 0.6)])
+def test_published_asks_for_more_than_its_bounds(monkeypatch, likeness, bound):
+    from headlab.grading import published
+    from headlab.grading.rows import Row
+
+    row = Row.of({"prediction": "red", "gold": "blue", "unmasked": "green"})
+    for value, decision in ((bound - 1e-6, 0), (bound, 0), (bound + 1e-6, 1)):
+        given = {"bleu": 0.0, "rouge_1": 0.0, "cosines": 0.0, likeness: value}
+        monkeypatch.setattr(published, "bleu", lambda a, b, given=given: given["bleu"])
+        monkeypatch.setattr(published, "rouge_1", lambda a, b, given=given: given["rouge_1"])
+        monkeypatch.setattr(
+            published, "cosines", lambda pairs, _, given=given: [given["cosines"]] * len(pairs)
+        )
+        assert published.published([row]).scores == [decision], value
+
+
 @needs_math
 def test_a_row_without_the_unmasked_text_is_not_scored_by_published():
     if not HAS_MINILM:
@@ -363,7 +379,7 @@ def test_a_row_without_the_unmasked_text_is_not_scored_by_published():
     rows = [{"prediction": "a", "gold": "a"}, {"prediction": "a", "gold": "a", "unmasked": "a"}]
     graded = headlab.grade(rows, "published")
     assert graded["published"].scores == [None, 1]
-    assert "1 of 2 rows have no 'unmasked' text, which published[MiniLM] needs" in graded.notes
+    assert "1 of 2 rows has no 'unmasked' text, which published[MiniLM] needs" in graded.notes
 
 
 def test_every_grader_has_a_table():

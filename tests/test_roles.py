@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from commands import error_of, run
@@ -23,7 +24,7 @@ from tiny import save_tiny
 import headlab
 from headlab.figures import plt
 from headlab.gatefits import Roles, Schedule, ablation_deltas, fit_gates
-from headlab.gatefits.files import read_fit, read_state, write_fit, write_state
+from headlab.gatefits.files import read_contrast, read_fit, read_state, write_fit, write_state
 from headlab.store import Run
 from headlab.studies.roles.cell import from_record, to_record, work
 from headlab.studies.roles.figure import _caption as figure_caption
@@ -317,7 +318,8 @@ def test_the_run_leaves_figures_tables_and_a_report(done):
     said = done.study.findings(done)[0]
     assert f"{100 * shares['facilitating']:.0f} % of the heads facilitate" in said
     assert said in page.replace("&#39;", "'")
-    assert "2 seeds hardly tell" in page
+    assert "With 2 seeds it is hardly told" in page
+    assert "Fits of 120 updates are a quick look; the paper has 500." in page
 
 
 def test_compare_says_whether_two_runs_agree(done):
@@ -338,6 +340,7 @@ def test_rank_by_gates_leaves_gates_roles_and_figures(lab, tmp_path):
     assert result.exit_code == 0, result.output
     assert "facilitating (seeds that agree): L1H0 (2)" in result.stdout
     assert "interfering (seeds that agree): L1H3 (2)" in result.stdout
+    assert "Fits of 120 updates are a quick look; the paper has 500." in result.stderr
     fit = read_fit(tmp_path / "scores-gates")
     assert fit.seeds == [0, 1]
     assert Roles(fit).table().shape == (16, 8)
@@ -423,6 +426,20 @@ def test_contrastive_gates_from_the_command_line(tmp_path):
     assert "L1H3" in told["closed"]
     assert "L1H0" not in told["closed"]
     assert (tmp_path / "s.png").exists()
+    fit = read_contrast(tmp_path / "s-gates")
+    assert (fit.seeds, fit.settings["updates"], fit.losses.shape) == ([0, 1], 300, (2, 300))
+    scores = headlab.read_scores(tmp_path / "s.json")
+    assert torch.allclose(1 - fit.gates.mean(0).double(), scores.score, atol=1e-6)
+    table = pd.read_parquet(tmp_path / "s-gates.parquet")
+    assert table.gate.tolist() == fit.gates.flatten().tolist()
+    assert table.iloc[-1].tolist()[:2] == [1, "L1H3"]
+    quick = run(
+        *(*common, "--keep", keep, "--forget", forget, "--seeds", "1", "--updates", "1"),
+        *("--batch", "4", "--out", str(tmp_path / "s.json")),
+    )
+    assert "Fits of 1 update are a quick look; the paper has 500." in quick.stderr
+    with pytest.raises(headlab.HeadlabError, match="does not hold learned gates"):
+        read_fit(tmp_path / "s-gates")
     assert "need --keep TASK and --forget TASK" in error_of(run(*common, "--quiet"))
     assert "name a task" in error_of(run("rank", str(tmp_path / "m"), "--quiet"))
 

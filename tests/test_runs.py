@@ -125,7 +125,7 @@ def test_ctrl_c_ends_with_one_sentence_and_the_command_that_goes_on(lab, tmp_pat
     assert process.returncode == 130
     assert out == ""
     assert said.strip().splitlines() == [said.strip()]
-    assert f"of 18 cells are done; go on with: headlab resume {folder}" in said
+    assert f"of 18 cells; go on with: headlab resume {folder}" in said
     assert run("resume", str(folder), "--quiet").exit_code == 0
     assert bytes_of(folder) == uninterrupted
 
@@ -478,7 +478,7 @@ def test_runs_are_listed_and_numbered(lab, tmp_path, monkeypatch):
     assert first.folder == Path("runs/circuits-1")
     assert next_folder("circuits") == Path("runs/circuits-2")
     assert [found.folder for found in find_runs(".")] == [Path("runs/circuits-1")]
-    assert repr(first) == "Run('runs/circuits-1', circuits, 1 of 1 cells)"
+    assert repr(first) == "Run('runs/circuits-1', circuits, 1 of 1 cell)"
     (listed,) = json.loads(run("ls", "--json").stdout)
     assert listed["cells"] == "1/1"
     assert listed["state"] == "finished"

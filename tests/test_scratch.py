@@ -23,7 +23,8 @@ def test_a_piece_is_made_once_and_read_afterwards(tmp_path):
     made = scratch.tensor("x", lambda: torch.arange(3), pairs=7)
     assert heard == []
     again = scratch.tensor("x", lambda: pytest.fail("made twice"), pairs=7)
-    assert torch.equal(made, again) and heard == [7]
+    assert torch.equal(made, again)
+    assert heard == [7]
     first = scratch.values("y", lambda: {"texts": ("é", 1)}, pairs=2)
     assert first == {"texts": ["é", 1]}  # a list already, as it will be read
     assert scratch.values("y", lambda: pytest.fail("made twice"), pairs=2) == first

@@ -178,6 +178,24 @@ def test_the_file_that_new_writes_is_a_study_and_shows_the_defaults(tmp_path, st
     assert set(type(spec).model_fields) <= {line.lstrip("# ").split(":")[0] for line in opened}
 
 
+@pytest.mark.parametrize("study", ["roles", "contrastive"])
+def test_lambda_is_another_name_of_strength(tmp_path, study):
+    text = f"study: {study}\n"
+    spec = read_spec(written(tmp_path, text + "lambda: 0.25\n"))
+    assert spec.strength == 0.25
+    assert spec == read_spec(written(tmp_path, text + "strength: 0.25\n"))
+    assert read_spec(written(tmp_path, spec.as_yaml())) == spec
+    for inside, outside in (("lambda", "strength"), ("strength", "lambda")):
+        path = written(tmp_path, text + f"{inside}: 0.25\n")
+        assert read_spec(path, {outside: 0.5}).strength == 0.5
+    with pytest.raises(HeadlabError, match=r"line 2: lambda: .* greater than 0"):
+        read_spec(written(tmp_path, text + "lambda: -1\n"))
+    with pytest.raises(HeadlabError, match="line 3: lambda and strength are one setting"):
+        read_spec(written(tmp_path, text + "strength: 1\nlambda: 1\n"))
+    with pytest.raises(HeadlabError, match="no setting 'lambda'"):
+        read_spec(written(tmp_path, "study: circuits\nlambda: 1\n"))
+
+
 def test_the_baselines_number_is_that_of_curves():
     from headlab import curves
     from headlab.studies import spec

@@ -236,3 +236,36 @@ def worded() -> Model:
     config = hf.LlamaConfig(**{**tiny("llama").config.to_dict(), "vocab_size": len(numbers)})
     tokenizer = hf.PreTrainedTokenizerFast(tokenizer_object=core)
     return Model(hf.LlamaForCausalLM(config), tokenizer, name="worded")
+
+
+@cache
+def lettered(positions: int = 2048) -> Model:
+    """A tiny model that can read and write any text, byte by byte."""
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<pad>", "<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    core.train_from_iterator(["what is the answer? the answer is in the question"] * 20, trainer)
+    tokenizer = hf.PreTrainedTokenizerFast(
+        tokenizer_object=core, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    )
+    config = {**tiny("llama").config.to_dict(), "vocab_size": len(tokenizer)}
+    torch.manual_seed(0)
+    network = hf.LlamaForCausalLM(
+        hf.LlamaConfig(**{**config, "max_position_embeddings": positions})
+    )
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(0.15 * torch.randn(parameter.shape))
+    return Model(network.eval(), tokenizer, name="lettered")
+
+
+def save_lettered(folder: Path) -> Path:
+    lettered().hf.save_pretrained(folder)
+    lettered().tokenizer.save_pretrained(folder)
+    return folder

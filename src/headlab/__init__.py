@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headlab.ablation import Ablation, ablate
+    from headlab.activations import Arm
+    from headlab.activations.measuring import Activations, measure_activations
     from headlab.curves import Curve, curve
     from headlab.engine import Measured, measure
     from headlab.errors import HeadlabError
@@ -34,6 +36,8 @@ __version__ = "0.1.0"
 # Modules are nouns and functions verbs, so that no module hides a function of its name.
 _HOMES = {
     "Ablation": "ablation",
+    "Activations": "activations.measuring",
+    "Arm": "activations",
     "Check": "proofs",
     "Curve": "curves",
     "Example": "examples",
@@ -60,6 +64,7 @@ _HOMES = {
     "make_spec": "studies.spec",
     "mean_reference": "gates",
     "measure": "engine",
+    "measure_activations": "activations.measuring",
     "noise_floor": "noise",
     "parse_heads": "heads",
     "rank": "ranking",
@@ -71,6 +76,8 @@ _HOMES = {
 }
 __all__ = [
     "Ablation",
+    "Activations",
+    "Arm",
     "Check",
     "Curve",
     "Example",
@@ -98,6 +105,7 @@ __all__ = [
     "make_spec",
     "mean_reference",
     "measure",
+    "measure_activations",
     "noise_floor",
     "parse_heads",
     "rank",

@@ -37,16 +37,28 @@ def encode_all(
 
 def chunks(encoded: list[Encoded], tokens: int) -> Iterator[list[int]]:
     """Numbers of examples of similar length, each chunk of at most so many tokens when padded."""
-    order = sorted(range(len(encoded)), key=lambda number: encoded[number].length)
+    lengths = [each.length for each in encoded]
+    return by_length(lengths, tokens, [len(each.sequences) for each in encoded])
+
+
+def by_length(
+    lengths: Sequence[int], tokens: int, rows: Sequence[int] | None = None
+) -> Iterator[list[int]]:
+    """Numbers of similar lengths, each chunk of at most so many tokens when padded; each number
+    stands for one row, or for so many.
+
+    >>> list(by_length([9, 2, 8, 3], tokens=18))
+    [[1, 3], [2, 0]]
+    """
     chunk: list[int] = []
-    rows = 0
-    for number in order:
-        each = encoded[number]
-        if chunk and (rows + len(each.sequences)) * each.length > tokens:
+    wide = 0
+    for number in sorted(range(len(lengths)), key=lambda number: lengths[number]):
+        own = 1 if rows is None else rows[number]
+        if chunk and (wide + own) * lengths[number] > tokens:
             yield chunk
-            chunk, rows = [], 0
+            chunk, wide = [], 0
         chunk.append(number)
-        rows += len(each.sequences)
+        wide += own
     if chunk:
         yield chunk
 

@@ -210,13 +210,19 @@ def _write_mark(folder: Path, whole: bool) -> None:
 
 @contextlib.contextmanager
 def _instead_of(folder: Path) -> Iterator[None]:
-    """`folder`, empty, to be filled. If that fails: gone, and what was whole there is back."""
+    """`folder`, empty, to be filled. If that fails: gone, and what stood there is back.
+
+    The programs of an environment name the folder it was made in, so the new one cannot be made
+    elsewhere and moved in. It is the old one that moves, and back to the place its programs name.
+    """
     old = folder.with_name(f".{folder.name}-old")
-    if environment_state(folder) == "whole":
-        shutil.rmtree(old, ignore_errors=True)
-        os.replace(folder, old)  # and back to the same place, which its programs name
-    elif folder.exists():
+    if environment_state(folder) == "half-made":  # of a killed install; what it moved may be there
         shutil.rmtree(folder)
+    elif environment_state(folder) != "absent":
+        shutil.rmtree(old, ignore_errors=True)
+        os.replace(folder, old)
+    elif folder.exists():
+        folder.rmdir()
     try:
         folder.mkdir()
         yield
@@ -352,8 +358,8 @@ def _read_scores(path: Path, texts: list[tuple[str, ...]]) -> list[float]:
         ) from error
     if read != texts:  # it repeats what it has scored: each number is that of its own row
         raise HeadlabError(
-            f"comet-score gave back {len(read)} rows that are not the {len(texts)} it was given, "
-            "in their order; 'headlab comet install --force' makes COMET's environment anew"
+            f"comet-score gave back other rows ({len(read)}) than the {len(texts)} it was given, "
+            "or not in their order; 'headlab comet install --force' makes its environment anew"
         )
     for number, value in enumerate(scores, start=1):
         if not math.isfinite(value):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import matplotlib
 
 from headlab.files import write_whole
+from headlab.wording import count
 
 matplotlib.use("Agg")  # files only: no screen is needed
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's: safe for colour-blind eyes.
 BLUE, ORANGE, GREEN, PINK, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#6b7280"
+AMBER = "#b37a00"  # darker than theirs, for thin lines
 _NAMED = 10  # heads of a map that carry their names
 STYLE: dict[Any, Any] = {
     "font.size": 9,
@@ -126,14 +128,17 @@ def plot_scores(scores: HeadScores) -> Figure:
     task = f", task {scores.task}" if scores.task else ""
     caption = (
         f"{scores.model}, {layers} x {heads} heads{task}; {what}, reference {scores.reference}; "
-        f"mean over n = {len(scores.examples)} "
+        "mean over n = "
     )
-    if bool(scores.clean.isnan().all()):  # learned, not measured
-        caption += "seeds of learned gates."
+    if scores.method == "probe":
+        caption += f"{count(len(scores.examples), 'training answer')}."
+    elif bool(scores.clean.isnan().all()):  # learned, not measured
+        caption += f"{count(len(scores.examples), 'seed')} of learned gates."
     else:
         dots = " (dots: heads below it)" if scores.in_noise.any() else ""
         clean = float(scores.clean.double().mean())
-        caption += f"examples, {clean:.3g} {scores.base}. Noise floor {floor}{dots}."
+        examples = count(len(scores.examples), "example")
+        caption += f"{examples}, {clean:.3g} {scores.base}. Noise floor {floor}{dots}."
     told = scores.settings.get("score", scores.measure)
     label = f"change of {told}" if scores.shows_change else f"score ({told})"
     return head_map(scores, caption, title, label)
@@ -168,7 +173,7 @@ def plot_curve(curve: Curve) -> Figure:
         figure, axis = plt.subplots(figsize=(6.6, 3.1))
         ks, (low, high) = curve.ks, curve.band
         for values, style, label in (
-            (curve.random_explained, "--", f"{len(curve.random)} random orders"),
+            (curve.random_explained, "--", count(len(curve.random), "random order")),
             (curve.matched_explained, ":", "random, as many of each layer"),
         ):
             axis.plot(curve.random_ks, values.mean(0), style, color=GREY, lw=1.2, label=label)
@@ -205,7 +210,7 @@ def plot_curve(curve: Curve) -> Figure:
             f"{curve.model}, {curve.n_heads} heads ranked by {curve.method}{each}; "
             f"{curve.measure}, reference {curve.reference}; "
             f"n = {len(curve.examples)} prompts, {curve.sample}. "
-            f"Band: 95 % bootstrap over prompts; grey: {len(curve.random)} random orders "
+            f"Band: 95 % bootstrap over prompts; grey: {count(len(curve.random), 'random order')} "
             f"(mean, 95 % of the orders; seed {curve.settings.get('seed', 0)}).",
         )
     return figure

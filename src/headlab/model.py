@@ -300,7 +300,16 @@ class Model(Texts):
     def observe(self, tokens: Tokens, visit: Callable[[int, Tensor], None]) -> None:
         """One clean pass that shows `visit` each layer's z, [example, position, head, width]."""
         self.require_clean()
-        with self._hooked(visit), torch.no_grad():
+
+        def cut(_: nn.Module, args: tuple[Any, ...]) -> Any:
+            return (args[0][:1, :1], *args[1:])  # nobody reads the logits
+
+        with ExitStack() as stack:
+            stack.enter_context(self._hooked(visit))
+            stack.enter_context(torch.no_grad())
+            if self.cuts_logits:
+                vocabulary = self.hf.get_output_embeddings()
+                stack.callback(vocabulary.register_forward_pre_hook(cut).remove)
             self.hf(**self.inputs(tokens))
 
     def head_outputs(self, prompts: Prompt | Sequence[Prompt] | Tokens) -> Tensor:

@@ -29,6 +29,7 @@ METHODS = {
     "attribute": "the measure's gradient with respect to each head's gate; two passes",
     "random": "a random order: the baseline of all others",
 }
+LEARNED = ("gates", "contrastive", "probe")  # by fits of their own: gatefits, probing
 Direction = Literal["noising", "denoising"]
 
 
@@ -112,10 +113,10 @@ def require_method(
 ) -> None:
     """Refuse what no ranking knows, before anything is loaded."""
     if method not in METHODS:
-        close = difflib.get_close_matches(method, [*METHODS, "gates", "contrastive"], n=1)
+        close = difflib.get_close_matches(method, [*METHODS, *LEARNED], n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise HeadlabError(
-            f"no method {method!r}{hint} (there are {', '.join(METHODS)}, gates, contrastive)"
+            f"no method {method!r}{hint} (there are {', '.join([*METHODS, *LEARNED])})"
         )
     if direction not in ("noising", "denoising"):
         raise HeadlabError(f"the direction is noising or denoising, not {direction!r}")

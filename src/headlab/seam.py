@@ -132,7 +132,7 @@ def sightings(
         for path, module in hf.named_modules():
             if _is_linear(module) if paths is None else path in paths:
                 stack.callback(module.register_forward_pre_hook(hook_for(path)).remove)
-        stack.enter_context(_visible_attention(hf))
+        stack.enter_context(visible_attention(hf))
         stack.enter_context(torch.no_grad())
         stack.enter_context(watch)
         hf(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
@@ -184,7 +184,7 @@ class _AttentionWatch(TorchFunctionMode):
 
 
 @contextmanager
-def _visible_attention(hf: PreTrainedModel) -> Iterator[None]:
+def visible_attention(hf: PreTrainedModel) -> Iterator[None]:
     """Kernels that PyTorch does not see (flash, flex) give way to its own for one pass."""
     own = hf.config._attn_implementation
     if not any(kernel in str(own) for kernel in ("flash", "flex", "paged")):

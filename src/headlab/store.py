@@ -35,6 +35,7 @@ from headlab.files import as_json, write_whole
 from headlab.studies import Study, find_study
 from headlab.studies.cells import Cell, Record
 from headlab.studies.spec import Spec, read_spec
+from headlab.wording import count
 
 _META = b"headlab"
 _FORMAT = 1
@@ -85,7 +86,7 @@ class Run:
         """Nothing is there, or what a run leaves that was stopped before it could say its study."""
         if not self.folder.exists():
             return True
-        ours = {".lock", "manifest.json", "cells", "figures", "scratch"}
+        ours = {".lock", "manifest.json", "cells", "figures", "grades", "scratch"}
         return self.folder.is_dir() and all(
             (path.name in ours and not (path.is_dir() and any(path.iterdir())))
             or _PART.fullmatch(path.name)
@@ -104,7 +105,8 @@ class Run:
 
     def __repr__(self) -> str:
         done = sum(self.has(cell) for cell in self.cells)
-        return f"Run({str(self.folder)!r}, {self.spec.study}, {done} of {len(self.cells)} cells)"
+        cells = count(len(self.cells), "cell")
+        return f"Run({str(self.folder)!r}, {self.spec.study}, {done} of {cells})"
 
     @property
     def resume_command(self) -> str:
@@ -115,7 +117,7 @@ class Run:
         """Only one process at a time writes to a run. Gone with the process, however it ends."""
         with _says_why(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-            for name in (".lock", "cells", "figures", "scratch"):
+            for name in (".lock", "cells", "figures", "grades", "scratch"):
                 if (self.folder / name).is_symlink():
                     raise HeadlabError(
                         f"{self.folder / name} is a link; a run's files lie in its own folder"

@@ -60,8 +60,7 @@ class Texts:
                 raise HeadlabError("the prompt is empty; give at least one word")
             if self.tokenizer is None:
                 raise HeadlabError(f"{self.name} has no tokenizer; give token ids, not text")
-            if any("\ud800" <= letter <= "\udfff" for letter in prompt):
-                raise HeadlabError(f"the prompt {prompt!r} is not valid UTF-8 text")
+            _require_utf8(prompt)
             numbers = list(self.tokenizer(prompt, add_special_tokens=False)["input_ids"])
             if numbers[: len(self.prefix)] != self.prefix:  # the text may bring its own
                 numbers = [*self.prefix, *numbers]
@@ -85,10 +84,21 @@ class Texts:
             raise HeadlabError(f"{self.name} has no chat template; give the prompt as plain text")
         if not text:
             raise HeadlabError("the prompt is empty; give at least one word")
-        found = self.tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=True
-        )
-        return self.ids(torch.tensor(list(found["input_ids"]), dtype=torch.long))
+        _require_utf8(text)
+        try:
+            found = self.tokenizer.apply_chat_template(
+                [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=True
+            )
+        except Exception as error:  # a template is a program, and may fail in any way
+            said = " ".join(str(error).split()) or type(error).__name__
+            raise HeadlabError(
+                f"the chat template of {self.name} does not take a single user's text: {said}; "
+                "give the prompt as plain text"
+            ) from error
+        numbers = list(found["input_ids"])
+        if not numbers:
+            raise HeadlabError(f"the chat template of {self.name} makes no tokens of {text!r}")
+        return self.ids(torch.tensor(numbers, dtype=torch.long))
 
     def join(self, prompt: Prompt, target: str) -> tuple[Tensor, int]:
         """The ids of prompt + target and how many are the prompt's.
@@ -139,6 +149,18 @@ class Texts:
         )
         return str(text).removeprefix(str(before))
 
+    @property
+    def special_tokens(self) -> dict[str, int]:
+        """The ids of the tokens that `continuation` leaves out."""
+        if self.tokenizer is None:
+            return {}
+        named = zip(self.tokenizer.all_special_tokens, self.tokenizer.all_special_ids, strict=True)
+        added = self.tokenizer.added_tokens_decoder.items()
+        return {
+            **dict(named),
+            **{token.content: number for number, token in added if token.special},
+        }
+
     @cached_property
     def _anchor(self) -> list[int]:
         """A token for others to follow: alone, some decoders drop the space a token begins with."""
@@ -148,6 +170,11 @@ class Texts:
     def _decode(self, ids: list[int]) -> str:
         assert self.tokenizer is not None
         return self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+
+
+def _require_utf8(text: str) -> None:
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise HeadlabError(f"the prompt {text!r} is not valid UTF-8 text")
 
 
 def _resolve_prefix(

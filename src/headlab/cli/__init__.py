@@ -2,16 +2,20 @@
 
 from headlab.cli import (  # noqa: F401  (each adds its command)
     ablate,
+    activations,
+    attention,
     check,
     comet,
     curve,
     demo,
+    fillers,
     generate,
     grade,
     models,
     rank,
     run,
     run_fits,
+    run_masking,
     runs,
     tasks,
 )

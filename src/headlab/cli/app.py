@@ -7,15 +7,27 @@ import sys
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleDimensions
 from rich.markup import escape
 from typer.core import TyperGroup
 
 from headlab.errors import HeadlabError
 
 os.environ.setdefault("TQDM_DISABLE", "1")  # one voice on the screen; read when tqdm is imported
-out = Console()  # results
-err = Console(stderr=True)  # everything else
+
+
+class _Wide(Console):
+    """As wide as the terminal; where there is none, wide enough that no line is broken."""
+
+    @property  # type: ignore[misc]
+    def size(self) -> ConsoleDimensions:
+        known = super().size
+        return known if self.is_terminal else ConsoleDimensions(_ENDLESS, known.height)
+
+
+_ENDLESS = 10_000
+out = _Wide()  # results
+err = _Wide(stderr=True)  # everything else
 
 
 class _Sentences(TyperGroup):

@@ -8,10 +8,12 @@ from typing import Any
 from rich.markup import escape
 
 from headlab.cli.app import err, out
-from headlab.cli.gates import kept_on_interrupt, unfinished
+from headlab.cli.beside import remove_old
+from headlab.cli.gates import kept_on_interrupt, unfinished, warn_of_few
 from headlab.cli.options import load_model, progress
-from headlab.cli.printing import count, new_table, print_json
+from headlab.cli.printing import new_table, print_json, print_table
 from headlab.errors import HeadlabError
+from headlab.wording import count
 
 
 def rank_contrast(
@@ -45,7 +47,7 @@ def rank_contrast(
     from headlab.engine import measure
     from headlab.figures import save_head_map
     from headlab.gatefits import Schedule, fit_contrast
-    from headlab.gatefits.files import write_state
+    from headlab.gatefits.files import write_contrast, write_state
     from headlab.gates import ZERO, mean_reference
     from headlab.scores import HeadScores, write_scores
     from headlab.stats import share_interval
@@ -61,8 +63,8 @@ def rank_contrast(
     sizes = [len(each) for each in training]
     if sizes[0] != sizes[1]:
         raise HeadlabError(
-            f"{keep} has {sizes[0]} examples to fit on and {forget} {sizes[1]}; the i-th of one "
-            "and of the other belong together: give as many of both, in one order"
+            f"{keep} has {count(sizes[0], 'example')} to fit on and {forget} {sizes[1]}; the i-th "
+            "of one and of the other belong together: give as many of both, in one order"
         )
     chosen = Schedule(**{name: value for name, value in schedule.items() if value is not None})
     prompts = [example.prompt for each in training for example in each[:100]]
@@ -80,7 +82,9 @@ def rank_contrast(
     }
     state = unfinished(kept, key, loaded)
     if state is not None and not quiet:
-        err.print(f"going on after {state.step} of {chosen.updates} updates", highlight=False)
+        err.print(
+            f"going on after {state.step} of {count(chosen.updates, 'update')}", highlight=False
+        )
     told = f"fitting gates of {count(seeds, 'seed')}"
     total = seeds * chosen.updates
     with kept_on_interrupt(kept), progress(told, total, quiet) as advance:
@@ -126,6 +130,8 @@ def rank_contrast(
         settings={**fit.settings, "score": "1 - gate"},
         fingerprints=used,
     )
+    remove_old(path, "contrastive")
+    write_contrast(fit, path.with_name(f"{path.stem}-gates"))
     write_scores(scores, path)
     save_head_map(scores, path.parent, path.stem)
     kept.unlink(missing_ok=True)
@@ -145,11 +151,13 @@ def rank_contrast(
                 f"{100 * row['after']:.0f} %",
                 f"{100 * min(each):.0f} to {100 * max(each):.0f} %",
             )
-        out.print(table)
+        print_table(table)
         more = ", ..." if len(closed) > top else ""
         out.print(
-            f"{len(closed)} heads closed (mean gate at most 0.5): {', '.join(closed[:top])}{more}",
+            f"{count(len(closed), 'head')} closed (mean gate at most 0.5)"
+            f"{': ' if closed else ''}{', '.join(closed[:top])}{more}",
             highlight=False,
             soft_wrap=True,
         )
+        warn_of_few(chosen.updates)
     print(path.resolve())

@@ -6,15 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 
-from headlab.cli.app import app
+from headlab.cli.app import app, err
 from headlab.cli.options import (
     AsJson,
+    MaybeModel,
+    MaybeTask,
     MeasureName,
-    ModelName,
     Quiet,
     Seed,
-    TaskName,
     load_model,
     loads_a_model,
     progress,
@@ -33,17 +34,17 @@ if TYPE_CHECKING:
 @app.command(epilog="Example: headlab curve smollm2 ioi --scores scores.json --keep --n 32")
 @loads_a_model
 def curve(
-    model: ModelName,
-    task: TaskName,
     loading: dict[str, Any],
+    model: MaybeModel = None,
+    task: MaybeTask = None,
     scores: Annotated[Path, typer.Option(help="As headlab rank leaves them.")] = Path(
         "scores.json"
     ),
     keep: Annotated[bool, typer.Option("--keep/--ablate", help="Keep the best, or ablate.")] = True,
     ks: Annotated[str, typer.Option(help="auto, all, or numbers: 0,1,5,20.")] = "auto",
     reference: Annotated[
-        str, typer.Option(help="What the other heads give: counterfactual, mean or zero.")
-    ] = "counterfactual",
+        str | None, typer.Option(help="What the other heads give: counterfactual, mean or zero.")
+    ] = None,
     orders: Annotated[int, typer.Option(help="Random orders, at least 20.")] = 20,
     threshold: Annotated[float, typer.Option(help="The share explained that k is for.")] = 0.9,
     n: Annotated[
@@ -67,15 +68,19 @@ def curve(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Prove an order of heads: the effect explained with k of them, beside random orders."""
+    """Prove an order of heads: the effect explained with k of them, beside random orders.
+
+    Model, task and reference are those of the scores where none are given.
+    """
     from headlab.measures import find_measure
     from headlab.scores import read_scores
     from headlab.tasks import find_task
 
     numbers = _numbers(ks)
-    if reference not in ("zero", "mean", "counterfactual"):
+    if reference not in (None, *_REFERENCES):
         raise HeadlabError(f"--reference is zero, mean or counterfactual, not {reference!r}")
     ranked = read_scores(scores)
+    model, task, reference, data, taken = _as_ranked(ranked, scores, model, task, reference, data)
     if measure is not None:
         find_measure(measure)
     found = find_task(task)
@@ -85,6 +90,9 @@ def curve(
         read_examples(found)
     require_folder(folder)
     silent = quiet or as_json
+    if taken and not silent:
+        told = ", ".join(f"{name} {value}" for name, value in taken.items())
+        err.print(escape(f"as in {scores}: {told}"), highlight=False, soft_wrap=True)
     loaded = load_model(model, loading, silent)
     from headlab.curves import curve as run
     from headlab.curves import expected_masks
@@ -137,6 +145,41 @@ def curve(
     if not quiet:
         print_curve(made)
     print(path)
+
+
+_REFERENCES = ("zero", "mean", "counterfactual")
+
+
+def _as_ranked(
+    ranked: HeadScores,
+    path: Path,
+    model: str | None,
+    task: str | None,
+    reference: str | None,
+    data: str | None,
+) -> tuple[str, str, str, str | None, dict[str, str]]:
+    """What is given, and where nothing is, what the scores were made with; last, what was taken
+    from them."""
+    taken = {}
+    if model is None:
+        if not ranked.model:
+            raise HeadlabError(f"{path} does not say of which model it is; name a model and a task")
+        model = taken["model"] = ranked.model
+    if task is None:
+        if not ranked.task or ranked.method == "contrastive":  # of two tasks
+            why = f"it is of {ranked.task}" if ranked.task else "it does not say of which task"
+            raise HeadlabError(f"name a task after the model for {path}: {why}")
+        task = taken["task"] = ranked.task
+    drawn_from = ranked.settings.get("data")
+    if data is None and task == ranked.task and drawn_from is not None:
+        data = taken["data"] = str(drawn_from)
+    if reference is None:
+        # A random order has none of its own.
+        known = ranked.reference in _REFERENCES and ranked.method != "random"
+        if known:
+            taken["reference"] = ranked.reference
+        reference = ranked.reference if known else "counterfactual"
+    return model, task, reference, data, taken
 
 
 def _ranked_examples(

@@ -10,10 +10,12 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from headlab.cli.app import err, out
-from headlab.cli.printing import count, new_table
+from headlab.cli.printing import new_table, print_table
+from headlab.cli.progress import Lines, is_drawn, percentage
 from headlab.studies.cells import Cell, short
-from headlab.studies.planning import Planned, in_words
+from headlab.studies.planning import Planned
 from headlab.studies.running import Listener
+from headlab.wording import count, in_words
 
 if TYPE_CHECKING:
     from headlab.store import Run
@@ -58,7 +60,8 @@ class Interruptible(Listener):
 
 
 class Display(Interruptible):
-    """One bar over all cells, by the time they are expected to take, and a line for each done."""
+    """One bar over all cells, by the time they are expected to take, and a line for each done;
+    without a terminal, lines instead of the bar."""
 
     def __init__(self, run: Run, planned: list[Planned]):
         self._planned = {each.cell.id: each for each in planned}
@@ -71,7 +74,7 @@ class Display(Interruptible):
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            TextColumn("{task.percentage:3.0f} %"),
+            percentage(),
             TimeRemainingColumn(),
             console=err,
             transient=True,
@@ -79,6 +82,7 @@ class Display(Interruptible):
         )
         total = sum(self._seconds(each.cell) for each in self._todo)
         self._task = self._bar.add_task("", total=total or None)
+        self._lines = None if is_drawn() else Lines("", total)
         known = [each.seconds for each in self._todo if each.seconds is not None]
         if known:
             unknown = len(self._todo) - len(known)
@@ -89,7 +93,10 @@ class Display(Interruptible):
             )
 
     def __enter__(self) -> Self:
-        self._bar.start()
+        if self._lines is None:
+            self._bar.start()
+        else:
+            self._lines.__enter__()
         return super().__enter__()
 
     def __exit__(
@@ -98,7 +105,10 @@ class Display(Interruptible):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._bar.stop()
+        if self._lines is None:
+            self._bar.stop()
+        else:
+            self._lines.__exit__()
         super().__exit__(kind, error, trace)
 
     def loading(self, model: str) -> None:
@@ -115,13 +125,13 @@ class Display(Interruptible):
         self._pairs += pairs
         expected = self._planned[self._cell.id].pairs or 1
         share = min(1.0, self._pairs / expected)
-        self._bar.update(self._task, completed=self._before + share * self._seconds(self._cell))
+        self._move(self._before + share * self._seconds(self._cell))
 
     def ended(self, cell: Cell, seconds: float, reason: str | None = None) -> None:
         super().ended(cell, seconds, reason)
         self._done += 1
         self._before += self._seconds(cell)
-        self._bar.update(self._task, completed=self._before)
+        self._move(self._before)
         what = f"{in_words(seconds)}" if reason is None else f"failed: {reason}"
         self._bar.console.print(
             escape(f"{self._done}/{self._cells}  {cell.says}  {what}"),
@@ -136,6 +146,14 @@ class Display(Interruptible):
     def _say(self, text: str) -> None:
         text = f"{self._done}/{self._cells} cells  {text}"
         self._bar.update(self._task, description=escape(text))
+        if self._lines is not None:
+            self._lines.what = text
+
+    def _move(self, seconds: float) -> None:
+        """Of those that all cells are expected to take."""
+        self._bar.update(self._task, completed=seconds)
+        if self._lines is not None:
+            self._lines.done = seconds
 
     def _seconds(self, cell: Cell) -> float:
         return self._planned[cell.id].seconds or 1.0
@@ -155,7 +173,7 @@ def print_plan(planned: list[Planned]) -> None:
             spent,
             memory,
         )
-    out.print(table)
+    print_table(table)
     known = [each for each in planned if each.seconds is not None]
     total = count(len(planned), "cell")
     if known:

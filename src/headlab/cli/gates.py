@@ -12,9 +12,11 @@ import typer
 from rich.markup import escape
 
 from headlab.cli.app import err, out
+from headlab.cli.beside import remove_old
 from headlab.cli.options import progress
-from headlab.cli.printing import count, new_table, print_json
+from headlab.cli.printing import new_table, print_json, print_table
 from headlab.errors import HeadlabError
+from headlab.wording import count
 
 if TYPE_CHECKING:
     from headlab.examples import Example
@@ -62,7 +64,9 @@ def rank_gates(
     state = unfinished(kept, key, model)
     if state is not None and not quiet:
         done = state.stage * chosen.updates + state.step
-        err.print(f"going on after {done} of {2 * chosen.updates} updates", highlight=False)
+        err.print(
+            f"going on after {done} of {count(2 * chosen.updates, 'update')}", highlight=False
+        )
     total = 3 * seeds * chosen.updates
     told = f"fitting gates of {count(seeds, 'seed')}"
     with kept_on_interrupt(kept), progress(told, total, quiet) as advance:
@@ -80,6 +84,7 @@ def rank_gates(
             progress=advance,
         )
     roles = Roles(fit)
+    remove_old(path, "gates")
     write_fit(fit, path.with_name(f"{path.stem}-gates"))
     scores = roles.as_head_scores("F")
     write_scores(replace(scores, settings={**scores.settings, **drawn}), path)
@@ -90,7 +95,15 @@ def rank_gates(
         return
     if not quiet:
         _print_roles(roles, top)
+        warn_of_few(chosen.updates)
     print(path.resolve())
+
+
+def warn_of_few(updates: int) -> None:
+    from headlab.gatefits import few_updates
+
+    for sentence in few_updates(updates):
+        err.print(sentence, highlight=False, soft_wrap=True, style="yellow")
 
 
 def unfinished(kept: Path, key: dict[str, Any], model: Model) -> State | None:
@@ -153,7 +166,7 @@ def _print_roles(roles: Roles, top: int) -> None:
     for name in ROLES:
         share = found["shares"][name]
         table.add_row(name, *(f"{100 * share[key]:.1f} %" for key in ("mean", "always", "any")))
-    out.print(table)
+    print_table(table)
     out.print("(a mixed head facilitates and interferes; it counts in all three)", style="dim")
     for role in ("facilitating", "interfering", "mixed"):
         heads = [(each["agree"], name, each) for name, each in found["heads"].items()]

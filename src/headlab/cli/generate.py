@@ -13,10 +13,12 @@ from headlab.cli.app import app, out
 from headlab.cli.options import AsJson, ModelName, Quiet, load_model, loads_a_model, progress
 from headlab.cli.printing import print_json
 from headlab.errors import HeadlabError
+from headlab.wording import count
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from headlab.activations import Arm
     from headlab.gates import Gates
     from headlab.heads import Head
     from headlab.model import Model
@@ -50,7 +52,9 @@ def generate(
     max_new_tokens: Annotated[int, typer.Option(help="The longest text.")] = 128,
     stop: Annotated[
         list[str] | None,
-        typer.Option(help="End after this text. May be given again.", show_default=False),
+        typer.Option(
+            help="End after this text or special token. May be given again.", show_default=False
+        ),
     ] = None,
     temperature: Annotated[
         float | None, typer.Option(help="Sample; default: the likeliest token.")
@@ -73,6 +77,13 @@ def generate(
         ),
     ] = None,
     alpha: Annotated[float, typer.Option(help="The boost, so many times.")] = 1.0,
+    arm: Annotated[
+        str | None,
+        typer.Option(
+            help="Redraw the first MLP's near-zero activations: c=0.13,p1=99.5,seed=0.",
+            show_default=False,
+        ),
+    ] = None,
     path: Annotated[
         Path | None, typer.Option("--out", help="All texts as JSONL, as headlab grade reads it.")
     ] = None,
@@ -113,6 +124,7 @@ def generate(
         raise HeadlabError("--keep and --scale go with --heads")
     questions = [{"prompt": prompt}] if data is None else read_questions(data)
     averaged = read_prompts(reference_data) if reference_data else []
+    redrawn = None if arm is None else _read_arm(arm)
     silent = quiet or as_json
     loaded = load_model(model, loading, silent)
     from headlab.gates import ZERO, mean_reference
@@ -135,6 +147,7 @@ def generate(
             seed=seed,
             reference=mean_reference(loaded, averaged) if averaged else ZERO,
             boost=pushes,
+            arm=redrawn,
             progress=advance,
         )
     rows = [
@@ -143,6 +156,7 @@ def generate(
             "mask": names[mask],
             "positions": positions,
             "reference": reference,
+            **({} if redrawn is None else {"arm": str(redrawn)}),
             "prediction": written.text,
             "completion": True,
             **({"unmasked": found.rows[0][number].text} if len(names) > 1 else {}),
@@ -164,13 +178,15 @@ def generate(
             for mask, name in enumerate(names):
                 written = found.rows[mask][number]
                 where = ", also in the prompt" if mask and positions == "all" else ""
+                where += f", ARM {redrawn}" if redrawn else ""
                 shown = name if len(name) < _LONG else f"{name[:_LONG]} ..."
                 told = f"[bold]{escape(shown)}[/bold] ({written.end}{where})"
                 out.print(told, highlight=False)
                 out.print(escape(written.text), highlight=False, soft_wrap=True)
             out.print()
         if len(said) > _SHOWN and path is None:
-            out.print(f"{len(said) - _SHOWN} more; --out FILE.jsonl keeps them all")
+            more = count(len(said) - _SHOWN, "more prompt")
+            out.print(f"{more}; --out FILE.jsonl keeps all texts", highlight=False)
     if path is not None:
         print(path.resolve())
     elif quiet:
@@ -219,6 +235,12 @@ def _masks(
     masks = [make(model, heads, at) for heads in named]
     names = [f"{word} {_listed(heads)}" for heads in named]
     return Gates.stack([ones, *masks]), None, ["all heads", *names]
+
+
+def _read_arm(given: str) -> Arm:
+    from headlab.activations import parse_arm
+
+    return parse_arm(given)
 
 
 def _listed(heads: list[Head]) -> str:

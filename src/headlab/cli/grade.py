@@ -14,6 +14,7 @@ from headlab.cli.options import AsJson, Quiet, be_quiet, progress
 from headlab.cli.printing import new_table, print_json, printable
 from headlab.errors import HeadlabError
 from headlab.files import require_folder, write_whole
+from headlab.wording import count
 
 if TYPE_CHECKING:
     from headlab.grading import Graded
@@ -70,7 +71,8 @@ def grade(
     silent = quiet or as_json
     if any(grader.embeds for grader in chosen):
         be_quiet()
-    with progress(f"grading {len(rows):,} rows", len(rows) * len(chosen), silent) as advance:
+    told = f"grading {count(len(rows), 'row')}"
+    with progress(told, len(rows) * len(chosen), silent) as advance:
         graded = run(
             rows,
             [grader.name for grader in chosen],
@@ -116,7 +118,7 @@ def _print_summary(summary: dict[str, dict[str, Any]]) -> None:
             "with nothing to compare": found["unparsed"],
             "not scored": found["not_scored"],
         }
-        said = ", ".join(f"{count:,} {what}" for what, count in troubles.items() if count)
+        said = ", ".join(f"{rows:,} {what}" for what, rows in troubles.items() if rows)
         mean = f"{found['mean']:.3f}" if found["n"] else "-"
         known = found["low"] == found["low"]  # not of one row
         span = f"{found['low']:.3f} to {found['high']:.3f}" if known else "-"

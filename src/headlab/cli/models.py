@@ -7,7 +7,7 @@ from dataclasses import asdict
 from headlab.aliases import known_models
 from headlab.cli.app import app, out
 from headlab.cli.options import AsJson, Quiet
-from headlab.cli.printing import new_table, print_json
+from headlab.cli.printing import new_table, print_json, print_table
 
 
 @app.command(epilog="Example: headlab models --json")
@@ -25,7 +25,7 @@ def models(as_json: AsJson = False, quiet: Quiet = False) -> None:
     table = new_table("model", "hub id", "where")
     for model in known:
         table.add_row(model.name, model.hub_id, model.where)
-    out.print(table)
+    print_table(table)
     out.print(
         "Any other hub id, a folder with config.json and safetensors, or a .gguf file: by name."
     )

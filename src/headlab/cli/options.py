@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from headlab.aliases import ALIASES
-from headlab.cli.app import err
+from headlab.cli.progress import progress as progress
+from headlab.cli.progress import status as status
 
 if TYPE_CHECKING:
     from headlab.model import Model
@@ -25,6 +23,15 @@ def complete_model(incomplete: str) -> list[str]:
 
 ModelName = Annotated[
     str,
+    typer.Argument(
+        metavar="MODEL",
+        help="Alias, hub id, folder or .gguf file.",
+        autocompletion=complete_model,
+        show_default=False,
+    ),
+]
+MaybeModel = Annotated[
+    str | None,
     typer.Argument(
         metavar="MODEL",
         help="Alias, hub id, folder or .gguf file.",
@@ -129,17 +136,3 @@ def be_quiet() -> None:
     standard.getLogger("huggingface_hub").setLevel(standard.ERROR)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-
-
-@contextmanager
-def progress(what: str, total: int, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """A bar with the time left; gives the function that moves it on."""
-    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:3.0f} %")
-    time_left = TimeRemainingColumn()
-    with Progress(*columns, time_left, console=err, disable=quiet, transient=True) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda done: bar.advance(task, done)
-
-
-def status(text: str, quiet: bool) -> AbstractContextManager[Any]:
-    return nullcontext() if quiet else err.status(escape(text))

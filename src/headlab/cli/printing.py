@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
-from rich.table import Table
+from rich.measure import measure_renderables
+from rich.table import Column, Table
 
 from headlab.cli.app import err, out
 from headlab.files import as_json
+from headlab.wording import count
 
 if TYPE_CHECKING:
     from headlab.ablation import Ablation
@@ -39,9 +42,57 @@ def new_table(*columns: str) -> Table:
     return table
 
 
-def count(n: int, noun: str) -> str:
-    """1 cell, 2 cells"""
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+_GAP = 2  # spaces between two columns
+_LONGEST = 40  # a longer word, a path, may be broken
+
+
+def print_table(table: Table, spare: Sequence[str] = ()) -> None:
+    """A table in which no word is broken. Where it is too wide for that, columns are left out:
+    those of `spare` first, then from the right; a line says which."""
+    columns, gone = list(table.columns), []
+    first_to_go = [column for name in spare for column in columns if column.header == name]
+    first_to_go += [column for column in reversed(columns[1:]) if column not in first_to_go]
+    while (widths := _widths(columns)) is None and first_to_go:
+        gone.append(first_to_go.pop(0))
+        columns = [column for column in columns if column not in gone]
+    fitted = Table(box=None, pad_edge=False, header_style="dim", show_header=table.show_header)
+    for number, column in enumerate(columns):
+        width = widths[number] if widths else None
+        fitted.add_column(column.header, justify=column.justify, overflow="fold", width=width)
+    for cells in zip(*(column.cells for column in columns), strict=True):
+        fitted.add_row(*cells)
+    out.print(fitted)
+    if gone:
+        names = ", ".join(str(column.header) for column in table.columns if column in gone)
+        out.print(f"(no room for: {escape(names)})", style="dim", highlight=False)
+
+
+def _widths(columns: Sequence[Column]) -> list[int] | None:
+    """A width for each column such that no word is broken; None where there is no room."""
+    measured = [
+        measure_renderables(out, out.options, [column.header, *column.cells]) for column in columns
+    ]
+    return fitted_widths(
+        [min(each.minimum, _LONGEST) for each in measured],
+        [each.maximum for each in measured],
+        out.width - _GAP * (len(columns) - 1),
+    )
+
+
+def fitted_widths(least: list[int], most: list[int], room: int) -> list[int] | None:
+    """Between the least and the most of each, as even as can be.
+
+    >>> fitted_widths([4, 6], [4, 30], 50), fitted_widths([4, 6], [10, 30], 20)
+    ([4, 30], [10, 10])
+    >>> fitted_widths([4, 6], [4, 30], 9)
+    """
+    if sum(least) > room:
+        return None
+    widths = list(least)
+    for _ in range(min(room, sum(most)) - sum(least)):
+        narrow = [number for number, width in enumerate(widths) if width < most[number]]
+        widths[min(narrow, key=widths.__getitem__)] += 1
+    return widths
 
 
 def print_findings(run: Run, quiet: bool = False) -> None:
@@ -60,7 +111,7 @@ def print_model(model: Model) -> None:
             continue
         text = f"{value:,}" if name == "parameters" else escape(str(value))
         table.add_row(name.replace("_", " "), text)
-    out.print(table)
+    print_table(table)
     out.print()
 
 
@@ -75,7 +126,7 @@ def print_check(result: Check) -> None:
             difference = f"{proof.difference:.2g}"
             verdict = "[red]fails[/]" if proof.required else "[yellow]switched off[/]"
         table.add_row(proof.name, proof.claim, difference, f"{proof.tolerance:.2g}", verdict)
-    out.print(table)
+    print_table(table)
     out.print()
 
 
@@ -97,12 +148,12 @@ def print_ablation(result: Ablation) -> None:
     numbers.add_row(
         "probability", as_probability(result.before.prob), as_probability(result.after.prob)
     )
-    out.print(numbers)
+    print_table(numbers)
     tokens = new_table("next token", "prob", "", "next token", "prob")
     for (was, p), (now, q) in zip(result.before.top, result.after.top, strict=True):
         before, after = escape(repr(was)), escape(repr(now))
         tokens.add_row(before, as_probability(p), "   ", after, as_probability(q))
-    out.print(tokens)
+    print_table(tokens)
     for note in result.notes:
         err.print(f"[yellow]note:[/] {escape(note)}")
 
@@ -119,24 +170,26 @@ def print_scores(scores: HeadScores, top: int) -> None:
         mark = mark if several or noise[head] else ""
         table.add_row(str(head), f"{shown[head]:+.4f}", interval, mark)
     total = scores.shape[0] * scores.shape[1]
-    count = scores.values.shape[-1]
-    examples = f"{count} examples" if count > 1 else "one example"
+    n = scores.values.shape[-1]
+    examples = count(n, "example") if n > 1 else "one example"
     out.print(
         f"{scores.measure} on {examples}, {scores.clean.mean():.4f} {scores.base}; "
         f"{_how(scores, total)}, reference {scores.reference}",
         highlight=False,
     )
-    out.print(table)
+    print_table(table)
     if scores.method == "random":
         return
     if scores.noise_floor is None:
         said = "noise floor not measured"
     else:
         above = total - int(noise.sum())
-        said = f"noise floor {scores.noise_floor:.1g}: {above} of {total} heads are above it"
-    if count > 1 and not scores.is_distance:
+        said = (
+            f"noise floor {scores.noise_floor:.1g}: {above} of {count(total, 'head')} are above it"
+        )
+    if n > 1 and not scores.is_distance:
         said += (
-            f"; for {int(beyond.sum())} heads the interval leaves out 0 "
+            f"; for {count(int(beyond.sum()), 'head')} the interval leaves out 0 "
             f"(about {scores.n_by_chance:.0f} would by chance if no head did anything)"
         )
         if int(beyond.sum()) <= scores.n_by_chance:
@@ -161,7 +214,7 @@ def print_curve(curve: Curve) -> None:
         cells = [_at(found["first"], curve.ks), _span(found["interval"])]
         cells += [_at(found["stay"], curve.ks), _span(found["stay_interval"])]
         table.add_row(name, *cells)
-    out.print(table)
+    print_table(table)
     areas = summary["random_cpr"]
     if curve.mode == "keep":
         said = f"area under the curve (CPR) {curve.cpr:.3f}, from 1 (CMD) {curve.cmd:.3f}"

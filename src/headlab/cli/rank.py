@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from headlab.cli.app import app
+from headlab.cli.beside import remove_old
 from headlab.cli.options import (
     AsJson,
     MaybeTask,
@@ -32,14 +33,16 @@ def rank(
     loading: dict[str, Any],
     task: MaybeTask = None,
     method: Annotated[
-        str, typer.Option(help="ablate, patch, attribute, gates, contrastive or random.")
+        str, typer.Option(help="ablate, patch, attribute, gates, contrastive, probe or random.")
     ] = "patch",
     direction: Annotated[
-        str, typer.Option(help="patch, attribute: noising (the clean run) or denoising.")
-    ] = "noising",
+        str | None,
+        typer.Option(help="patch, attribute: noising (the clean run, default) or denoising."),
+    ] = None,
     steps: Annotated[
-        int, typer.Option(help="attribute: 1 is the plain gradient, more integrates.")
-    ] = 1,
+        int | None,
+        typer.Option(help="attribute: 1 (default) is the plain gradient, more integrates."),
+    ] = None,
     reference: Annotated[
         str | None,
         typer.Option(help="ablate, attribute, gates: zero, mean; not gates: counterfactual."),
@@ -57,7 +60,13 @@ def rank(
     data: Annotated[
         str | None, typer.Option(help="Question sets: a folder with published files, or hub.")
     ] = None,
-    seeds: Annotated[int, typer.Option(help="gates, contrastive: how many fits.", min=1)] = 10,
+    seeds: Annotated[
+        int | None,
+        typer.Option(help="gates, contrastive: how many fits (10); probe: probes (1).", min=1),
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="probe: of its training. Default: 100", min=1)
+    ] = None,
     updates: Annotated[
         int | None, typer.Option(help="gates, contrastive: of each fit. Default: 500")
     ] = None,
@@ -66,7 +75,10 @@ def rank(
     ] = None,
     strength: Annotated[
         float | None,
-        typer.Option("--lambda", help="gates, contrastive: pull on gates. Default: 0.1"),
+        typer.Option(
+            "--lambda",
+            help="gates, contrastive: pull on gates (strength in study files). Default: 0.1",
+        ),
     ] = None,
     clip: Annotated[
         float | None, typer.Option(help="gates, contrastive: largest gradient norm. Default: 1")
@@ -77,23 +89,51 @@ def rank(
     out: Annotated[
         Path, typer.Option("--out", help="The scores; map and values beside it.")
     ] = Path("scores.json"),
-    format: Annotated[str, typer.Option(help="headlab, or mib: a circuit as in MIB.")] = "headlab",
+    format: Annotated[
+        str | None,
+        typer.Option(
+            help="headlab (default), or mib: a circuit as in MIB. Not gates, contrastive."
+        ),
+    ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Give every head a score: how much of the task it carries."""
     from headlab.measures import find_measure
-    from headlab.ranking import require_method
+    from headlab.ranking import LEARNED, require_method
     from headlab.tasks import find_task
 
     fits = {"updates": updates, "batch": batch, "strength": strength, "clip": clip}
     silent = quiet or as_json
-    learned = method in ("gates", "contrastive")
-    if learned:
-        _require_no(method, measure=measure, format=None if format == "headlab" else format)
-        if reference not in (None, "zero", "mean"):
-            raise HeadlabError(f"gates close to zero or to a mean, not to {reference!r}")
-    elif format not in ("headlab", "mib"):
+    learned = method in LEARNED
+    if not learned:
+        require_method(method)
+    _require_heeded(
+        method,
+        {
+            "TASK": task,
+            "--direction": direction,
+            "--steps": steps,
+            "--reference": reference,
+            "--split": split,
+            "--keep": keep,
+            "--forget": forget,
+            "--seeds": seeds,
+            "--updates": updates,
+            "--batch": batch,
+            "--lambda": strength,
+            "--clip": clip,
+            "--epochs": epochs,
+            "--measure": measure,
+            "--format": format,
+        },
+    )
+    direction, steps = direction or "noising", 1 if steps is None else steps
+    seeds = seeds or (1 if method == "probe" else 10)
+    if not learned:
+        require_method(method, direction, steps)
+    _require_reference(method, reference)
+    if format not in (None, "headlab", "mib"):
         raise HeadlabError(f"the format is headlab or mib, not {format!r}")
     if n is not None and n < 1:
         raise HeadlabError(f"at least one example is needed, not {n}")
@@ -102,22 +142,21 @@ def rank(
         raise HeadlabError(f"{out} is a folder; give a file, e.g. {out / 'scores.json'}")
     if out.exists() and not out.is_file():
         raise HeadlabError(f"{out} is not a file; give another name")
+    if method == "probe":
+        from headlab.cli.probe import rank_probe
+
+        rank_probe(*(model, loading, task, data, n, seed, seeds, epochs, out, top, as_json, silent))
+        return
     if method == "contrastive":
         from headlab.cli.contrast import rank_contrast
 
-        _require_no(method, TASK=task, split=split)
         rank_contrast(
             *(model, loading, keep, forget, data, n, seed, seeds, fits, reference, out, top),
             *(as_json, silent),
         )
         return
-    _require_no(method, keep=keep, forget=forget)
     if task is None:
         raise HeadlabError("name a task (headlab tasks) or a JSONL file after the model")
-    if not learned:
-        require_method(method, direction, steps)
-    if reference not in (None, "zero", "mean", "counterfactual"):
-        raise HeadlabError(f"--reference is zero, mean or counterfactual, not {reference!r}")
     if measure is not None:
         find_measure(measure)
     found = find_task(task)
@@ -166,6 +205,7 @@ def rank(
         )
     drawn = {"n": len(examples), "seed": seed, "split": split, "data": data}  # to make them again
     scores = replace(scores, settings={**scores.settings, **drawn})
+    remove_old(out, method)
     write_scores(scores, out, mib=format == "mib")
     save_head_map(scores, out.parent, out.stem)
     if as_json:
@@ -176,9 +216,39 @@ def rank(
     print(out.resolve())
 
 
-def _require_no(method: str, **options: Any) -> None:
+_FITS = ("gates", "contrastive")
+_EXACT = ("ablate", "patch", "attribute", "random")
+_HEEDED_BY = {  # options that not all methods take
+    "TASK": (*_EXACT, "gates", "probe"),
+    "--direction": ("patch", "attribute"),
+    "--steps": ("attribute",),
+    "--reference": ("ablate", "patch", "attribute", *_FITS),
+    "--split": (*_EXACT, "gates"),
+    "--keep": ("contrastive",),
+    "--forget": ("contrastive",),
+    "--seeds": (*_FITS, "probe"),
+    "--epochs": ("probe",),
+    **dict.fromkeys(("--updates", "--batch", "--lambda", "--clip"), _FITS),
+    **dict.fromkeys(("--measure", "--format"), _EXACT),
+}
+
+
+def _require_heeded(method: str, options: dict[str, Any]) -> None:
     """Refuse options that a method would not heed."""
-    given = [name for name, value in options.items() if value is not None]
-    if given:
-        name = given[0] if given[0].isupper() else f"--{given[0]}"
-        raise HeadlabError(f"--method {method} takes no {name}")
+    for name, value in options.items():
+        methods = _HEEDED_BY[name]
+        if value is not None and method not in methods:
+            listed = " and ".join(filter(None, (", ".join(methods[:-1]), methods[-1])))
+            raise HeadlabError(f"--method {method} takes no {name}, which is for {listed}")
+
+
+def _require_reference(method: str, reference: str | None) -> None:
+    if reference not in (None, "zero", "mean", "counterfactual"):
+        raise HeadlabError(f"--reference is zero, mean or counterfactual, not {reference!r}")
+    if method in _FITS and reference == "counterfactual":
+        raise HeadlabError("gates close to zero or to a mean, not to 'counterfactual'")
+    if method == "patch" and reference in ("zero", "mean"):
+        raise HeadlabError(
+            f"--method patch takes the counterfactual; --reference {reference} is for ablate, "
+            "attribute and gates"
+        )

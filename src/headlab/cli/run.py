@@ -12,9 +12,10 @@ from typer.core import TyperGroup
 from headlab.aliases import ALIASES
 from headlab.cli.app import app, err
 from headlab.cli.options import Quiet, be_quiet, complete_model, complete_task, status
-from headlab.cli.printing import count, print_findings
+from headlab.cli.printing import print_findings
 from headlab.errors import HeadlabError
 from headlab.studies import STUDIES, require_study, template
+from headlab.wording import count
 
 if TYPE_CHECKING:
     from headlab.store import Run
@@ -241,7 +242,7 @@ def execute(run: Run, device: str | None, trust_remote_code: bool, quiet: bool) 
         done = sum(run.has(cell) for cell in run.cells)
         err.print(
             escape(
-                f"interrupted: {done} of {len(run.cells)} cells are done; go on with: "
+                f"interrupted after {done} of {count(len(run.cells), 'cell')}; go on with: "
                 f"{run.resume_command}"
             ),
             soft_wrap=True,

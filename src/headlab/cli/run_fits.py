@@ -49,7 +49,10 @@ def run_roles(
     updates: Updates = None,
     batch: Batch = None,
     strength: Annotated[
-        float | None, typer.Option("--lambda", help="Of G+, and minus that of G-. Default: 0.1")
+        float | None,
+        typer.Option(
+            "--lambda", help="Of G+, and minus that of G- (strength in study files). Default: 0.1"
+        ),
     ] = None,
     clip: Clip = None,
     reference: Reference = None,
@@ -100,7 +103,10 @@ def run_contrastive(
     updates: Updates = None,
     batch: Batch = None,
     strength: Annotated[
-        float | None, typer.Option("--lambda", help="How much open gates are preferred.")
+        float | None,
+        typer.Option(
+            "--lambda", help="How much open gates are preferred (strength in study files)."
+        ),
     ] = None,
     clip: Clip = None,
     reference: Reference = None,

@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from headlab.cli.app import app, out
 from headlab.cli.options import AsJson, Quiet, status
-from headlab.cli.printing import new_table, print_findings, print_json
+from headlab.cli.printing import new_table, print_findings, print_json, print_table
 from headlab.errors import HeadlabError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def list_runs(
     table = new_table("run", "study", "models", "tasks", "cells", "state", "started")
     for row in rows:
         table.add_row(*(escape(str(value)) for value in row.values()))
-    out.print(table)
+    print_table(table, spare=("started", "models", "tasks"))
 
 
 def _unreadable(folder: str) -> dict[str, Any]:
@@ -119,6 +119,7 @@ def compare(
     table = new_table(*rows[0])
     for row in rows:
         table.add_row(*(escape(value) for value in row.values()))
-    out.print(table)
+    print_table(table)
     for name, (mine, theirs) in differ.items():
-        out.print(escape(f"{name}: {mine} in the first, {theirs} in the second"), highlight=False)
+        told = escape(f"{name}: {mine} in the first, {theirs} in the second")
+        out.print(told, highlight=False, soft_wrap=True)

@@ -19,6 +19,7 @@ from headlab.measures import Measure, find_measure
 from headlab.ranking import default_measure, swap
 from headlab.scores import HeadScores
 from headlab.stats import mean_interval
+from headlab.wording import count
 
 if TYPE_CHECKING:
     from headlab.model import Model
@@ -125,7 +126,8 @@ def expected_masks(n_heads: int, ks: Sequence[int] | str, orders: int = MIN_ORDE
 
 
 class NoEffect(HeadlabError):  # noqa: N818, it is a finding
-    """The model does not do the task: there is nothing to explain."""
+    """The model does not do the task, or too few prompts show that it does: there is nothing to
+    explain."""
 
     def __init__(self, sentence: str, clean: Tensor, none: Tensor):
         super().__init__(sentence)
@@ -164,16 +166,29 @@ class _Work:
             none = measure(self._model, swapped, all_on, self._chosen).clean
         effect = (clean - none).double()
         low, high = mean_interval(effect)
-        if not (high < 0 if self._chosen.is_distance else low > 0):
+        if high < 0 if self._chosen.is_distance else low > 0:
+            return clean, none
+        numbers = (
+            f"{self._chosen.name} is {float(clean.mean()):.3g} with all heads and "
+            f"{float(none.mean()):.3g} with none, and the interval of the difference, "
+            f"{float(low):.3g} to {float(high):.3g}, "
+        )
+        crosses = bool(low <= 0 <= high)
+        if crosses and float(-low if self._chosen.is_distance else high) > float(effect.std()):
+            # An effect as large as the spread between prompts is not ruled out.
             raise NoEffect(
-                f"{self._model.name} does not do this task: {self._chosen.name} is "
-                f"{float(clean.mean()):.3g} with all heads and {float(none.mean()):.3g} with none, "
-                f"and the interval of the difference, {float(low):.3g} to {float(high):.3g}, "
-                f"{'includes 0' if high >= 0 else 'is below 0'}; there is nothing to explain",
+                f"{count(len(effect), 'prompt')} cannot tell whether {self._model.name} does this "
+                f"task: {numbers}includes 0 and much else; take more examples",
                 clean,
                 none,
             )
-        return clean, none
+        side = "includes 0" if crosses else "is below 0" if high < 0 else "is above 0"
+        raise NoEffect(
+            f"{self._model.name} does not do this task: {numbers}{side}; "
+            "there is nothing to explain",
+            clean,
+            none,
+        )
 
     def run(self, orders: Sequence[Tensor], ks: Sequence[int]) -> Tensor:
         """Each order (ranks [example|1, layer, head]) at each k: [order, k, example]."""

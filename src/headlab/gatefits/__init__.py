@@ -2,7 +2,7 @@
 
 from headlab.gatefits.contrast import ContrastFit, fit_contrast
 from headlab.gatefits.deltas import Deltas, ablation_deltas
-from headlab.gatefits.fitting import GateFit, Schedule, State, fit_gates
+from headlab.gatefits.fitting import GateFit, Schedule, State, few_updates, fit_gates
 from headlab.gatefits.roles import METRICS, ROLES, Roles
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Schedule",
     "State",
     "ablation_deltas",
+    "few_updates",
     "fit_contrast",
     "fit_gates",
 ]

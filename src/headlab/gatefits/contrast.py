@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -22,6 +23,8 @@ from headlab.examples import Example
 from headlab.gatefits.fitting import FitWork, Schedule, State, begin, require_fit
 from headlab.gatefits.rows import Rows
 from headlab.gates import ZERO, Reference
+from headlab.heads import Head
+from headlab.wording import count
 
 if TYPE_CHECKING:
     from headlab.engine import Progress
@@ -43,6 +46,18 @@ class ContrastFit:
     @property
     def gates(self) -> Tensor:
         return self.logits.sigmoid()
+
+    def table(self) -> pd.DataFrame:
+        """A row a seed and head: its gate."""
+        _, layers, heads = self.logits.shape
+        names = [str(Head(layer, head)) for layer in range(layers) for head in range(heads)]
+        return pd.DataFrame(
+            {
+                "seed": [seed for seed in self.seeds for _ in names],
+                "head": names * len(self.seeds),
+                "gate": self.gates.flatten().double().numpy(),
+            }
+        )
 
 
 def fit_contrast(
@@ -70,7 +85,7 @@ def fit_contrast(
     seeds = list(seeds)
     if len(keep) != len(forget):
         raise HeadlabError(
-            f"{len(keep)} examples to keep and {len(forget)} to forget; they come in pairs"
+            f"{count(len(keep), 'example')} to keep and {len(forget)} to forget; they come in pairs"
         )
     require_fit(len(keep), seeds, schedule)
     work = _Contrast(model, Rows(model, keep), Rows(model, forget), schedule, reference)

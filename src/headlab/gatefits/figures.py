@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib import pyplot as plt
 
-from headlab.figures import BLUE, GREEN, GREY, ORANGE, STYLE, add_caption, save
+from headlab.figures import AMBER, BLUE, GREEN, GREY, ORANGE, PINK, STYLE, add_caption, save
 from headlab.gatefits.fitting import PATH_EVERY
 from headlab.gatefits.roles import METRICS, ROLES, Roles
 from headlab.heads import Head
+from headlab.wording import count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from headlab.gatefits.deltas import Deltas
 
+FITS = {"λ = 0": GREY, "G+": AMBER, "G−": PINK}  # none of a score's: they say another thing
 COLOURS = {"F": GREEN, "I": BLUE, "N": ORANGE, "random": GREY}
 NAMES = {**METRICS, "random": "random order"}
 
@@ -54,7 +56,7 @@ def fit_paths(roles: Roles) -> Figure:
     n, updates = len(fit.seeds), fit.losses.shape[1]
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(1, 3, figsize=(8.4, 2.5))
-        for phase, (name, colour) in enumerate((("λ = 0", GREY), ("G+", BLUE), ("G−", ORANGE))):
+        for phase, (name, colour) in enumerate(FITS.items()):
             own = fit.losses[phase * n : (phase + 1) * n]
             start = 0 if phase == 0 else updates
             xs = np.arange(start, start + updates)
@@ -133,7 +135,8 @@ def _about(roles: Roles) -> str:
     fit, (layers, heads) = roles.fit, roles.shape
     return (
         f"{fit.model}, {layers} x {heads} heads, task {fit.task or '-'}; gates fitted on "
-        f"{len(fit.examples)} examples, {fit.settings.get('updates')} updates each of three fits, "
+        f"{count(len(fit.examples), 'example')}, {count(fit.settings['updates'], 'update')} each "
+        f"of three fits, "
         f"batch {fit.settings.get('batch')}, λ = ±{fit.settings.get('strength'):g}, reference "
         f"{fit.settings.get('reference')}; seeds {_listed(fit.seeds)}."
     )

@@ -12,10 +12,12 @@ from safetensors import SafetensorError, safe_open
 
 from headlab.errors import HeadlabError
 from headlab.files import write_whole
+from headlab.gatefits.contrast import ContrastFit
 from headlab.gatefits.fitting import GateFit, State
 from headlab.gatefits.roles import Roles
 
 _GATES = ("free", "plus", "minus", "losses", "paths")
+_CONTRAST = ("logits", "losses")
 _STATE = ("logits", "first", "second", "losses", "paths", "free")
 
 
@@ -50,6 +52,31 @@ def read_fit(path: Path) -> GateFit:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise HeadlabError(f"{path} does not hold learned gates: {error}") from None
+
+
+def write_contrast(fit: ContrastFit, path: Path) -> None:
+    """path.safetensors with the gates' logits, and path.parquet with a row a seed and head."""
+    about = {"model": fit.model, "seeds": fit.seeds, "settings": fit.settings}
+    tensors = {name: getattr(fit, name).contiguous() for name in _CONTRAST}
+    table = io.BytesIO()
+    fit.table().to_parquet(table, index=False)
+    write_whole(_beside(path, ".parquet"), table.getvalue())
+    data = safetensors.torch.save(tensors, {"headlab": json.dumps(about)})
+    write_whole(_beside(path, ".safetensors"), data)
+
+
+def read_contrast(path: Path) -> ContrastFit:
+    """As `write_contrast` leaves it."""
+    about, tensors = _read(_beside(path, ".safetensors"), _CONTRAST)
+    try:
+        return ContrastFit(
+            model=str(about["model"]),
+            seeds=[int(seed) for seed in about["seeds"]],
+            settings=dict(about["settings"]),
+            **tensors,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise HeadlabError(f"{path} does not hold contrastive gates: {error}") from None
 
 
 def _beside(path: Path, ending: str) -> Path:

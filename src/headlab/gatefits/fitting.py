@@ -28,6 +28,7 @@ from headlab.examples import Example
 from headlab.gatefits.rows import Rows, order_of
 from headlab.gates import AXES, ZERO, Gates, Reference
 from headlab.kernels import gpu_kernels
+from headlab.wording import count
 
 if TYPE_CHECKING:
     from headlab.engine import Progress
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 CLAMP = 4.0  # beyond, a gate is as good as 0 or 1 and is pushed no further
 PHASES = ("free", "plus", "minus", "contrast")
 _BETAS, _EPS = (0.9, 0.999), 1e-8  # Adam's own
+MIN_UPDATES = 200  # with fewer, gates are still on their way
 PATH_EVERY = 10  # updates between two points of a trajectory
 _LARGEST = 2**16  # tokens in a pass on a GPU
 _START = 3e11  # operations that a GPU could do while the kernels of one layer are started
@@ -71,6 +73,18 @@ class Schedule:
     def pull(self, phase: str) -> float:
         """λ"""
         return {"free": 0.0, "minus": -self.strength}.get(phase, self.strength)
+
+
+def few_updates(updates: int) -> list[str]:
+    """What to say of a fit that ends early; nothing of one that does not.
+
+    >>> few_updates(10)
+    ['Fits of 10 updates are a quick look; the paper has 500.']
+    """
+    if updates >= MIN_UPDATES:
+        return []
+    paper = Schedule().updates
+    return [f"Fits of {count(updates, 'update')} are a quick look; the paper has {paper}."]
 
 
 @dataclass
@@ -177,8 +191,8 @@ def require_fit(n: int, seeds: list[int], schedule: Schedule) -> None:
         raise HeadlabError("a fit needs seeds, each once")
     if n < schedule.batch:
         raise HeadlabError(
-            f"a batch has {schedule.batch} examples, and there are {n}; take a smaller batch or "
-            "more examples"
+            f"a batch has {count(schedule.batch, 'example')}, and there are {n}; take a smaller "
+            "batch or more examples"
         )
 
 

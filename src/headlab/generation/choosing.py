@@ -34,6 +34,13 @@ class Choice:
         if self.top_p < 1 and self.temperature is None:
             raise HeadlabError("top-p needs a temperature; without one the likeliest is taken")
 
+    @property
+    def wide_copies(self) -> int:
+        """How many arrays of the logits' shape and 8 bytes an element `choose` holds at a time."""
+        if self.temperature is None:
+            return 0
+        return 4 if self.top_p == 1 else 8
+
     def numbers(self, prompts: Sequence[Tensor], steps: int) -> Tensor:
         """One number between 0 and 1 for each prompt and step, [prompt, step].
 

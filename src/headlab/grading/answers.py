@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from decimal import Decimal
 from typing import Any
 
-_TRIED = 20  # places of "answer": in one text; a text that says it more often is no answer
+_TRIED = 20  # places of "answer":, and objects before each; with more, a text is no answer
 _ANSWER = re.compile(r'"answer"\s*:')
+_OBJECT = re.compile(r'\{\s*"')  # a brace inside a text has no key after it
 # A backslash that begins a JSON escape, or one that begins LaTeX: "\frac" is not a form feed.
 _BACKSLASH = re.compile(
     r"""\\( ["\\/] | u[0-9a-fA-F]{4} | n(?!(?:eq|u|abla|otin)\b) | [bfrt](?![a-zA-Z]) )?""", re.X
@@ -45,19 +47,18 @@ def find_answer(text: str) -> str | None:
     >>> find_answer('[ {"answer": "Par') is None
     True
     """
-    for tried, found in enumerate(_ANSWER.finditer(text)):
-        start = text.rfind("{", 0, found.start())
-        if tried == _TRIED:
-            break
-        if start < 0:
-            continue
-        written = _BACKSLASH.sub(lambda each: each[0] if each[1] else r"\\", text[start:])
-        try:
-            record, _ = json.JSONDecoder(strict=False).raw_decode(written)
-        except (ValueError, RecursionError):
-            continue
-        if "answer" in record:
-            return as_text(record["answer"]) or ""
+    text = _BACKSLASH.sub(lambda each: each[0] if each[1] else r"\\", text)
+    decoder = json.JSONDecoder(strict=False)
+    for found in itertools.islice(_ANSWER.finditer(text), _TRIED):
+        # The nearest object may be another: {"sum": {"a": 1}, "answer": ...}
+        objects = [each.start() for each in _OBJECT.finditer(text, 0, found.end())]
+        for start in objects[: -_TRIED - 1 : -1]:
+            try:
+                record, _ = decoder.raw_decode(text, start)
+                if "answer" in record:
+                    return as_text(record["answer"]) or ""
+            except (ValueError, RecursionError):
+                continue
     return None
 
 

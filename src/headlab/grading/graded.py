@@ -195,7 +195,8 @@ def _notes(rows: list[Row], columns: dict[str, Column], seconds: float) -> list[
     for field_name, what in (("answer", "prediction"), ("gold", "gold")):
         missing = sum(getattr(row, field_name) is None for row in rows)
         if missing:
-            notes.append(f"{missing} of {total} rows have no {what!r} and no score")
+            have = _some(missing, total, "row", "has", "have")
+            notes.append(f"{have} no {what!r} and no score")
     unmasked = sum(row.unmasked is None for row in rows)
     asking = [
         label
@@ -204,24 +205,36 @@ def _notes(rows: list[Row], columns: dict[str, Column], seconds: float) -> list[
     ]
     if unmasked and asking:
         need = " and ".join(asking) + (" need" if len(asking) > 1 else " needs")
-        notes.append(f"{unmasked} of {total} rows have no 'unmasked' text, which {need}")
+        have = _some(unmasked, total, "row", "has", "have")
+        notes.append(f"{have} no 'unmasked' text, which {need}")
     if in_json := sum(row.in_json for row in rows):
         rest = total - in_json
         if rest:
-            notes.append(f"{rest} of {total} predictions hold no answer in JSON: scored whole")
+            hold = _some(rest, total, "prediction", "holds", "hold")
+            notes.append(f"{hold} no answer in JSON: scored whole")
     if cut := sum(row.prompt_cut for row in rows):
-        notes.append(f"{cut} of {total} predictions began with their prompt, which was cut off")
+        began = _some(cut, total, "prediction", "began with its", "began with their")
+        notes.append(f"{began} prompt, which was cut off")
     for label, column in columns.items():
         if column.timed_out:
-            notes.append(
-                f"{label}: {len(column.timed_out)} of {total} rows took longer than "
-                f"{seconds:g} s and count as wrong"
-            )
+            late = len(column.timed_out)
+            took = _some(late, total, "row", "took", "took")
+            notes.append(f"{label}: {took} longer than {seconds:g} s and {_counts(late)} as wrong")
         if column.failed:
-            notes.append(
-                f"{label}: {len(column.failed)} of {total} rows broke the grader and count as wrong"
-            )
+            lost = len(column.failed)
+            broke = _some(lost, total, "row", "broke", "broke")
+            notes.append(f"{label}: {broke} the grader and {_counts(lost)} as wrong")
     return notes
+
+
+def _some(count: int, total: int, what: str, one: str, many: str) -> str:
+    """`1 of 4 rows has`, `2 of 4 rows have`, `1 of 1 row has`"""
+    named = what if total == 1 else f"{what}s"
+    return f"{count:,} of {total:,} {named} {one if count == 1 else many}"
+
+
+def _counts(count: int) -> str:
+    return "counts" if count == 1 else "count"
 
 
 def _interval(values: list[float], kind: str, span: tuple[float, float]) -> tuple[float, float]:

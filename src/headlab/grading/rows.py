@@ -87,7 +87,8 @@ def read_rows(path: str | Path) -> tuple[list[dict[str, Any]], str | None]:
         ) from None
     if not wrong:
         return rows, None
-    return rows, f"{len(wrong)} of {len(wrong) + len(rows)} lines were left out: {named}"
+    were = "was" if len(wrong) == 1 else "were"
+    return rows, f"{len(wrong):,} of {len(wrong) + len(rows):,} lines {were} left out: {named}"
 
 
 def _record(line: bytes | None) -> dict[str, Any]:

@@ -84,13 +84,15 @@ class _Worker:
     def ask(self, item: dict[str, Any], seconds: float) -> Reply:
         process = self.process or self._start()
         line = json.dumps({**item, "seconds": seconds})  # ASCII: one line whatever the text
-        said = _exchange(process, line + "\n", seconds)
-        if said.endswith("}\n"):
+        said, late = _exchange(process, line + "\n", seconds)
+        answered = said.endswith("}\n")
+        if late or not answered:  # late may be one that has just answered: its next item is not
+            process.kill()
+            process.wait()
+            self.process = None
+        if answered:
             return json.loads(said)
-        process.kill()
-        process.wait()
-        self.process = None
-        return said or FAILED
+        return TIMED_OUT if late else FAILED
 
     def _start(self) -> subprocess.Popen[str]:
         with self._lock:
@@ -104,7 +106,7 @@ class _Worker:
                 stderr=subprocess.DEVNULL,
                 text=True,
             )
-        if _exchange(process, "", _STARTING) != "ready\n" and not self.ended:
+        if _exchange(process, "", _STARTING) != ("ready\n", False) and not self.ended:
             self.end()
             raise HeadlabError(
                 f"a worker process does not start; python {self.program} shows the reason"
@@ -120,8 +122,9 @@ class _Worker:
             process.wait()
 
 
-def _exchange(process: subprocess.Popen[str], line: str, seconds: float) -> str:
-    """The line that answers; TIMED_OUT where the process had to be ended, "" where it died."""
+def _exchange(process: subprocess.Popen[str], line: str, seconds: float) -> tuple[str, bool]:
+    """The line that answers, "" or a part of it where the process died, and whether time was up
+    and the process ended."""
     assert process.stdin is not None
     assert process.stdout is not None
     late = threading.Event()
@@ -139,4 +142,5 @@ def _exchange(process: subprocess.Popen[str], line: str, seconds: float) -> str:
         process.stdin.flush()
         said = process.stdout.readline()
     timer.cancel()
-    return TIMED_OUT if late.is_set() and not said.endswith("\n") else said
+    timer.join()  # it has fired, or never will
+    return said, late.is_set()

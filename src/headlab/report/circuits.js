@@ -78,7 +78,7 @@
     byId("curve-caption").textContent = [
       samples.length > 0 && samples.length < 4 && `${samples.join("; ")}.`,
       "Band: 95 % bootstrap over prompts.",
-      counts.length > 0 && `Grey: ${counts.join(" or ")} random orders, mean and 95 % of the orders.`,
+      counts.length > 0 && `Grey: ${counts.join(" or ")} random order${counts.join() === "1" ? "" : "s"}, mean and 95 % of the orders.`,
       y.cut && "Values beyond \u22121 or 2 leave the picture.",
     ].filter(Boolean).join(" ");
   }

@@ -117,12 +117,14 @@ const headlab = (() => {
   addEventListener("scroll", hideTip, { passive: true });
 
   // A plot: axes and an inner area whose origin is its upper left corner; nothing leaves that area.
-  // x runs from 0 unless it says min; where only some of its values can be read off, snap gives the one that is meant.
+  // x runs from 0 unless it says min; where only some of its values can be read off, snap gives the one that is meant,
+  // or stops are all of them, from left to right, in uneven steps.
   const plot = ({ width, height, x, y, label, move, step, bottom = 36 }) => {
     const edge = { left: 52, right: 18, top: 20, bottom };
     const w = width - edge.left - edge.right, h = height - edge.top - edge.bottom;
     const bend = x.log ? Math.log1p : value => value, unbend = x.log ? Math.expm1 : value => value;
-    const start = x.min ?? 0, reach = bend(x.max) - bend(start), snap = x.snap || (value => value);
+    const start = x.min ?? 0, reach = bend(x.max) - bend(start), stops = x.stops;
+    const snap = stops ? value => stops[nearest(stops, value)] : x.snap || (value => value);
     const px = value => (bend(value) - bend(start)) / reach * w;
     const py = value => (y.max - value) / (y.max - y.min) * h;
     const root = svg("svg", { class: "plot", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label, tabindex: 0 });
@@ -132,7 +134,7 @@ const headlab = (() => {
     for (const value of y.ticks) {
       const at = py(value);
       axes.append(svg("line", { class: value === 0 ? "zero" : "grid", x1: 0, x2: w, y1: at, y2: at }),
-        svg("text", { x: -7, y: at + 4, "text-anchor": "end" }, fixed(value, y.digits)));
+        svg("text", { x: -7, y: at + 4, "text-anchor": "end" }, y.show ? y.show(value) : fixed(value, y.digits)));
     }
     let last = -Infinity;
     for (const value of x.ticks) {
@@ -173,7 +175,7 @@ const headlab = (() => {
         const way = { ArrowLeft: -1, ArrowRight: 1, PageDown: -10, PageUp: 10 }[event.key];
         if (!way) return;
         event.preventDefault();
-        key = within(Math.round(key / step + way) * step);
+        key = stops ? stops[Math.max(0, Math.min(stops.length - 1, stops.indexOf(key) + way))] : within(Math.round(key / step + way) * step);
         const box = root.getBoundingClientRect(), scale = box.width / width;
         show(key, box.left + (edge.left + px(key)) * scale, box.top + (edge.top + h / 2) * scale);
       });
@@ -201,7 +203,7 @@ const headlab = (() => {
       const shown = columns.map(column => at(line, column)), shared = row(shown.filter(Boolean));
       const tiles = columns.map((column, i) => {
         const first = (alone ? place : i) % across === 0, chart = shown[i] && tile(shown[i], { row: line, column, width, height, first, shared });
-        return el("figure", { class: "tile", data: { model: column.name, ...line.data } },
+        return el("figure", { class: "tile", data: { model: column.name, ...line.data, ...column.data } },
           el("figcaption", {}, column.name, shown[i] && facts && el("span", { class: "soft" }, facts(shown[i]))),
           chart || el("p", { class: "none" }, "Not measured."));
       });
@@ -216,8 +218,9 @@ const headlab = (() => {
   const ramp = (colour, low, high) => el("span", { class: "scale" }, low, el("i", { style: { background: `linear-gradient(90deg, var(--mid), ${colour})` } }), high);
 
   // A head map: layers from left to right, heads from top to bottom. A study whose maps are not of signed scores says
-  // how a cell looks (paint: name, colour, strength, says), what its tip tells, and what stands below (scale, tops).
-  const headMap = ({ model, task, of = `on ${task}`, score, low, high, floor, cell, ranks, measure, top = 5, paint, tip, scale, tops: named }) => {
+  // how a cell looks (paint: name, colour, strength, says; dotted: whether it has a dot), what its tip tells, and what stands
+  // below (scale, tops).
+  const headMap = ({ model, task, of = `on ${task}`, score, low, high, floor, cell, ranks, measure, top = 5, paint, dotted, tip, scale, tops: named }) => {
     const layers = score.length, heads = score[0].length;
     const limit = Math.max(...score.flat().map(value => Math.abs(value ?? 0))) || 1;
     const digits = digitsFor(limit), left = 24, below = 17, gap = cell > 9 ? 1 : 0;
@@ -235,6 +238,7 @@ const headlab = (() => {
         "fill-opacity": (look ? look.strength : Math.abs(value ?? 0) / limit).toFixed(3), tabindex: -1, role: "button", "aria-pressed": "false",
         "aria-label": look ? `${name}, ${look.says}` : `${name}, ${signed(value, digits)}, rank ${ranks.named.get(name).rank}`, data: { head: name } });
       cells.push(rect);
+      if (dotted?.(layer, head)) marks.append(svg("circle", { class: "chosen", cx: x + cell / 2, cy: y + cell / 2, r: Math.max(1.4, Math.min(2.6, cell / 6)) }));
       if (known(floor) && Math.abs(value ?? 0) <= floor) marks.append(svg("circle", { class: "noise", cx: x + cell / 2, cy: y + cell / 2, r: Math.max(.8, Math.min(1.6, cell / 9)) }));
     }));
     const held = svg("g", { class: "outline" });
@@ -370,5 +374,5 @@ const headlab = (() => {
   addEventListener("afterprint", () => { closed.forEach(one => { one.open = false; }); });
 
   return { data, el, svg, byId, swatch, known, fixed, signed, span, percent, nearest, distinct, told, digitsFor, ticks, axis, headName, placeOf, ranked,
-    plot, grid, key, stroke, ramp, headMap, cellSize, folds, headTable, select, pick, follow, foot, showTip, resized, watch: watch => watchers.push(watch), get picked() { return picked; } };
+    plot, grid, key, stroke, ramp, headMap, cellSize, folds, headTable, select, pick, follow, foot, showTip, hideTip, resized, watch: watch => watchers.push(watch), get picked() { return picked; } };
 })();

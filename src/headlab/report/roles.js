@@ -17,7 +17,8 @@
     const role = roles[at("role")] || "none";
     return { role, agree: at("agree"), seeds: panel.seeds.length, score: at(SCORE[role] || "F"), F: at("F"), I: at("I"), N: at("N"), plus: at("g_plus"), minus: at("g_minus") };
   };
-  const agreeing = one => known(one.agree) ? `${one.agree} of ${one.seeds} seeds` : "";
+  const counted = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
+  const agreeing = one => known(one.agree) ? `${one.agree} of ${counted(one.seeds, "seed")}` : "";
   // A fifth of the seeds is the least that can agree on one of five roles.
   const strength = one => known(one.agree) ? .1 + .9 * Math.max(0, (one.agree / one.seeds - .2) / .8) : 0;
 
@@ -224,7 +225,7 @@
   // 5. The fit: without a preference, then from there towards open (G+) and closed (G−) gates.
   const FITS = [["free", "no preference", "var(--grey)"], ["plus", "G+, towards open gates", "var(--c5)"], ["minus", "G\u2212, towards closed gates", "var(--c3)"]];
   function drawFit() {
-    const seeds = told(data.panels.map(panel => panel.seeds.length), list => `${list} seeds`);
+    const seeds = told(data.panels.map(panel => counted(panel.seeds.length, "seed")), list => list);
     byId("fit-caption").textContent = [`Gates are fitted once without a preference; from there once towards open gates (G+) and once towards closed ones (G\u2212).`,
       seeds && `${seeds}.`, data.panels.length && data.panels.length < 13 && `Training prompts: ${distinct(data.panels.map(panel => `${panel.task} ${panel.n_train}`)).join(", ")}.`].filter(Boolean).join(" ");
     byId("loss-legend").replaceChildren(...FITS.map(([, text, colour]) => key([stroke(colour)], text)), el("span", { class: "soft" }, "mean over seeds"));

@@ -28,6 +28,7 @@ STUDIES = {
     "circuits": "how few heads explain the effect?",
     "roles": "which heads help, hurt, or do nothing?",
     "contrastive": "can gates keep one prompt format and forget the other?",
+    "masking": "do the top heads of a function carry it, against random ones?",
 }
 
 

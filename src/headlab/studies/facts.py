@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from headlab import __version__
 from headlab.studies.cells import labels, short
+from headlab.wording import count
 
 if TYPE_CHECKING:
     from headlab.store import Run
@@ -73,14 +74,13 @@ def run_warnings(run: Run, backed_off: bool) -> list[str]:
     states = {cell: run.status(cell) for cell in run.cells}
     failed = [cell for cell, state in states.items() if state == "failed"]
     missing = list(states.values()).count("missing")
+    cells = count(len(run.cells), "cell")
     if failed:
-        told.append(f"{len(failed)} of {len(run.cells)} cells failed.")
+        told.append(f"{len(failed)} of {cells} failed.")
         reasons = dict.fromkeys((run.known(cell)["reason"], cell.says) for cell in failed)
         told += [f"{says}: {reason}" for reason, says in list(reasons)[:3]]
     if missing:
-        told.append(
-            f"{missing} of {len(run.cells)} cells are not done yet; headlab resume goes on."
-        )
+        told.append(f"Not done yet: {missing} of {cells}; headlab resume goes on.")
     if backed_off:
         told.append("Memory ran out on the way: some passes were smaller, and last digits differ.")
     machines = {str(session.get("machine")) for session in run.manifest["sessions"]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from dataclasses import dataclass
@@ -100,14 +99,3 @@ def matrix_rate(dtype: torch.dtype, device: torch.device) -> float:
             torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - start)
     return 2 * n**3 / min(seconds)  # the least disturbed
-
-
-def in_words(seconds: float) -> str:
-    """A time as people say it.
-
-    >>> in_words(42), in_words(200), in_words(9000)
-    ('42 s', '3 min', '2.5 h')
-    """
-    if seconds < 90:
-        return f"{max(1, math.ceil(seconds))} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+)
 from pydantic import BeforeValidator as Before
 
 from headlab.aliases import ALIASES, cached_models
@@ -17,6 +25,7 @@ from headlab.errors import HeadlabError
 from headlab.studies.yamls import Document
 
 MIN_ORDERS = 20  # random orders behind a baseline; that of curves, which would bring torch
+OTHER_NAMES = {"strength": "lambda"}  # as the option is called, and the paper's letter
 Size = Literal["smoke", "small", "paper"]
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 
@@ -102,6 +111,11 @@ def each_once(values: list[Any]) -> list[Any]:
     return values
 
 
+def names(setting: str) -> AliasChoices:
+    """A setting's name and the other one it goes by."""
+    return AliasChoices(setting, OTHER_NAMES[setting])
+
+
 Name = Annotated[str, Field(min_length=1, max_length=500)]
 Models = Annotated[
     list[Annotated[Name, AfterValidator(as_model)]],
@@ -181,7 +195,9 @@ def read_spec(
     path = Path(path).expanduser()
     document = Document.read(path)
     changes = changes or {}
-    data = document.data
+    both = {**OTHER_NAMES, **{other: name for name, other in OTHER_NAMES.items()}}
+    gone = {both[key] for key in changes if key in both}  # the same setting by its other name
+    data = {key: value for key, value in document.data.items() if key not in gone}
     if "size" in changes:  # what the file says of the size it had does not count
         study = find_study(data.get("study"))
         of_size = set(study.Spec.SIZES["small"]) - {"models"}
@@ -218,7 +234,9 @@ def _sentence(error: Any, spec: type[Spec], document: Document) -> str:
     name = ".".join(str(part) for part in place if isinstance(part, str))
     shown = repr(value) if len(repr(value)) <= 60 else repr(value)[:60] + "..."
     details = error.get("ctx", {})
-    if kind == "extra_forbidden":
+    if kind == "extra_forbidden" and name in _other_names(spec):
+        text = f"{name} and {_other_names(spec)[name]} are one setting; give one of them"
+    elif kind == "extra_forbidden":
         words = list(spec.model_fields)
         text = f"no setting {name!r}{nearest(name, words)} (there are {', '.join(words)})"
     elif kind == "missing":
@@ -234,6 +252,10 @@ def _sentence(error: Any, spec: type[Spec], document: Document) -> str:
     else:
         text = f"{name}: {error['msg'][0].lower()}{error['msg'][1:]}, not {shown}"
     return document.at(place, text)
+
+
+def _other_names(spec: type[Spec]) -> dict[str, str]:
+    return {other: name for name, other in OTHER_NAMES.items() if name in spec.model_fields}
 
 
 def nearest(word: str, words: list[str]) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from headlab.errors import HeadlabError
 from headlab.examples import Example
-from headlab.tasks import docstring, greater_than, ioi
+from headlab.tasks import cogqa, docstring, greater_than, ioi
 from headlab.tasks.jsonl import read_examples
 from headlab.tasks.questions import Part, ask, find_set, part_of
 from headlab.tasks.word_pairs import FORMATS, INSTRUCTIONS, asked, find_words, from_hub
@@ -21,44 +21,42 @@ if TYPE_CHECKING:
     from headlab.texts import Texts
 
 Split = Literal["rank", "curve", "all"]
+Data = str | Path | None  # of a question set: a folder, "hub", or what is built in
 DEFAULT_N = 100
 
 
 @dataclass(frozen=True)
 class Task:
-    """A kind of question, made in any number for a model's own tokenizer."""
+    """A kind of question: made in any number for a model's own tokenizer, or so many of a set."""
 
     name: str
     says: str  # what is asked
     example: str  # one of its prompts, the answer in brackets
     measure: str
-    generate: Callable[[Texts, int, int], list[Example]]  # texts, n, seed
+    generate: Callable[[Texts, int, int], list[Example]] | None = None  # texts, n, seed
+    ask: Callable[[Part, int, Data], list[Example]] | None = None  # a set: part, seed, data
     size: str = "any"  # how many there are
-    paired: bool = True  # every prompt has a counterfactual
+
+    @property
+    def paired(self) -> bool:
+        """Whether every prompt has a counterfactual, as generated ones have."""
+        return self.ask is None
 
 
-def _asked(
-    name: str,
-    texts: Texts,
-    n: int | None,
-    seed: int,
-    part: Part = "all",
-    data: str | Path | None = None,
-) -> list[Example]:
+def _questions(name: str, part: Part, seed: int, data: Data) -> list[Example]:
     """Questions after one example each: built in, from the files in a folder, or from the hub."""
     found = find_set(name)
     items = found.from_hub() if data == "hub" else found.items(None if data is None else Path(data))
-    return ask(items, found.instructions, n, seed, part, name=name)
+    return ask(items, found.instructions, None, seed, part, name=name)
 
 
-def _words(
-    name: str, texts: Texts, n: int | None, seed: int, data: str | Path | None = None
-) -> list[Example]:
+def _words(name: str, part: Part, seed: int, data: Data) -> list[Example]:
     found = find_words(name)
     assert found is not None
     if data == "hub":
         from_hub()
-    return asked(*found, seed=seed, data=data)[:n]
+    examples = asked(*found, seed=seed, data=data)
+    return [example for example in examples if part in ("all", part_of(example.id))]
 
 
 TASKS = {
@@ -93,7 +91,7 @@ TASKS = {
             docstring.generate,
         ),
         *(
-            Task(name, says, example, "log-prob", partial(_asked, name), size, paired=False)
+            Task(name, says, example, "log-prob", ask=partial(_questions, name), size=size)
             for name, says, example, size in (
                 (
                     "syntax",
@@ -115,6 +113,14 @@ TASKS = {
                 ),
             )
         ),
+        Task(
+            "cogqa",
+            "a step of a question, of eight functions; also cogqa-retrieval, cogqa-inference ...",
+            'Main question: ... 4 packs of 6 ... Sub-question: ... [ {"answer": "[24]',
+            "log-prob",
+            ask=partial(cogqa.ask, tuple(cogqa.FUNCTIONS)),
+            size="546 or --data",
+        ),
     )
 }
 
@@ -125,12 +131,18 @@ def find_task(name: str) -> Task | Path:
         return TASKS[name]
     if find_words(name) is not None:
         says = "a word for a word: ten examples (icl), or an instruction and one"
-        return Task(name, says, "", "log-prob", partial(_words, name), "100 or more", paired=False)
+        return Task(name, says, "", "log-prob", ask=partial(_words, name), size="100 or more")
+    function = name.removeprefix("cogqa-")
+    if function != name and function in cogqa.FUNCTIONS:
+        says = f"a step of a question that takes {cogqa.FUNCTIONS[function]}"
+        asks = partial(cogqa.ask, (function,))
+        return Task(name, says, "", "log-prob", ask=asks, size="60 or more")
     path = Path(name).expanduser()
     if path.suffix == ".jsonl" or path.is_file():
         return path
     words = [f"{word}-{kind}" for word in ("words", *INSTRUCTIONS) for kind in FORMATS]
-    close = difflib.get_close_matches(name, [*TASKS, *words], n=1)
+    functions = [f"cogqa-{function}" for function in cogqa.FUNCTIONS]
+    close = difflib.get_close_matches(name, [*TASKS, *words, *functions], n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     raise HeadlabError(f"no task {name!r}{hint} (headlab tasks lists all; a file is named .jsonl)")
 
@@ -159,7 +171,8 @@ def make_examples(
     """A task's examples: generated ones in any number, or those of a file.
 
     A split is a part that the other does not have: of a file a random half, of a generated task
-    every second example, of question sets nine in ten to rank on and one in ten to test on.
+    every second example, of question sets nine in ten to rank on and one in ten to test on (of
+    cogqa its own train and test).
     `without` leaves out fingerprints: examples that a ranking has used. `data` is for question
     sets: a folder with published files, or "hub".
     """
@@ -174,25 +187,19 @@ def make_examples(
         examples = _half(read_examples(found), split, seed)
         examples = [example for example in examples if example.fingerprint not in without]
         return examples if n is None else examples[:n]
-    if data is not None and found.paired:
-        raise HeadlabError(f"{task} is generated; data is for question sets")
-    if not found.paired:
+    if found.ask is not None:
         part: Part = {"rank": "train", "curve": "validation"}.get(split or "", "all")  # type: ignore[assignment]
-        if find_words(task) is not None:
-            made = [
-                example
-                for example in _words(task, texts, None, seed, data)
-                if part in ("all", part_of(example.id))
-            ]
-        else:
-            made = _asked(task, texts, None, seed, part, data)
+        made = found.ask(part, seed, data)
         if not made:
             raise HeadlabError(f"{task} has no questions" + (f" in {data}" if data else ""))
         made = [example for example in made if example.fingerprint not in without]
-        wanted = n if n is not None else (len(made) if split else DEFAULT_N)
+        wanted = n if n is not None else (len(made) if split else min(DEFAULT_N, len(made)))
         if wanted > len(made):
             raise HeadlabError(f"{task} has {len(made)} such questions; {wanted} were asked for")
         return made[:wanted]
+    if data is not None:
+        raise HeadlabError(f"{task} is generated; data is for question sets")
+    assert found.generate is not None
     n = n or DEFAULT_N
     apart = split in ("rank", "curve")
     more = n + len(without)

@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from headlab.errors import HeadlabError
 from headlab.examples import Example
 
+T = TypeVar("T")
 Part = Literal["train", "validation", "all"]
-SET_FOLDERS = ("syntax", "commonsenseqa", "gsm8k", "words")  # as published sets are kept
+SET_FOLDERS = ("syntax", "commonsenseqa", "gsm8k", "words", "cogqa")  # as published sets are kept
 RESERVED = 20  # short items of a family that are shown and never asked
 
 
@@ -98,7 +99,7 @@ def ask(
         what = f"{name} has" if name else "there are"
         raise HeadlabError(f"{what} {there} questions{where}, {n} were asked for")
     draw = random.Random(f"{seed}")
-    chosen = list(_in_turn(left, draw))[: there if n is None else n]
+    chosen = list(in_turn(left, draw))[: there if n is None else n]
     return [
         lay_out(
             item,
@@ -131,9 +132,7 @@ def _reserve(items: list[Item], reserved: int) -> list[Item]:
     return sorted(short, key=lambda item: _stable(item.question))[:number]
 
 
-def _in_turn(
-    left: Mapping[str, list[tuple[str, Item]]], draw: random.Random
-) -> Iterator[tuple[str, Item]]:
+def in_turn(left: Mapping[str, Sequence[T]], draw: random.Random) -> Iterator[T]:
     """One of every family in a random order, and again, until all have come."""
     orders = {family: draw.sample(its, len(its)) for family, its in left.items()}
     while orders := {family: its for family, its in orders.items() if its}:
@@ -228,9 +227,10 @@ def read_json(path: Path) -> Any:
     text = read_text(path)
     try:
         return json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        reason = getattr(error, "msg", "nested too deep")
-        raise HeadlabError(f"{path} is not JSON: {reason}") from None
+    except RecursionError:
+        raise HeadlabError(f"{path} is not JSON: nested too deep") from None
+    except ValueError as error:  # no JSON, or a number of thousands of digits
+        raise HeadlabError(f"{path} is not JSON: {getattr(error, 'msg', error)}") from None
 
 
 def read_records(path: Path, rows: Any, convert: Callable[[Any], Item | None]) -> list[Item]:

@@ -52,7 +52,7 @@ def _matched(first: list[Line], second: list[Line]) -> list[tuple[Line, Line]]:
 
 def _k(line: Line, level: float) -> str:
     if line.finding:
-        return "no effect"
+        return "no effect seen"
     low, high = ("-" if k is None else str(k) for k in line.crossing_interval(level))
     k = line.crossing(level)
     return f"{'-' if k is None else k} of {line.n_heads} ({low} to {high})"

@@ -12,6 +12,7 @@ from matplotlib.lines import Line2D
 from headlab.aliases import ALIASES
 from headlab.figures import BLUE, GREEN, GREY, ORANGE, PINK, STYLE, add_caption, save
 from headlab.studies.circuits.lines import Line, multiplier
+from headlab.wording import count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,7 +79,7 @@ def _panel(
     axis.axhline(0, color="black", lw=0.4)
     _mark_crossings(axis, drawn, colours, level, is_pair)
     _mark_published(axis, drawn, published)
-    gone = [f"{_fitting(line.model)}:\nno effect to explain" for line in lines if line.finding]
+    gone = [f"{_fitting(line.model)}:\nno effect seen" for line in lines if line.finding]
     if gone:
         axis.text(
             *(0.98, 0.04),
@@ -197,7 +198,7 @@ def _caption(lines: Sequence[Line], with_marks: bool) -> str:
         f"Heads: {heads}. Ranked by {first.method}{each}; the others' outputs from the reference "
         f"{curve.reference}; n = {' to '.join(map(str, dict.fromkeys((numbers[0], numbers[-1]))))} "
         f"prompts, {curve.sample}; seeds {', '.join(map(str, first.seeds))}. Bands: 95 % bootstrap "
-        f"over prompts; dashed: mean of {len(first.random)} random orders."
+        f"over prompts; dashed: mean of {count(len(first.random), 'random order')}."
         f"{marks if with_marks else ''}"
     )
 

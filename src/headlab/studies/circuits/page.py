@@ -20,6 +20,7 @@ from headlab.studies.circuits.figure import save_figure
 from headlab.studies.circuits.lines import Line, all_multipliers, multiplier, read_lines
 from headlab.studies.facts import asked, cite, facts, run_warnings
 from headlab.tasks import TASKS
+from headlab.wording import count
 
 if TYPE_CHECKING:
     from headlab.store import Run
@@ -207,8 +208,8 @@ def _warnings(run: Run, spec: CircuitsSpec, lines: list[Line]) -> list[str]:
         told.append(f"{spec.n} prompts were asked for, and fewer were there to test on: {each}.")
     if spec.orders < MIN_ORDERS:
         told.append(
-            f"{spec.orders} random orders are a quick look; at least {MIN_ORDERS} stand behind a "
-            "baseline."
+            f"With {count(spec.orders, 'random order')} this is a quick look; at least "
+            f"{MIN_ORDERS} stand behind a baseline."
         )
     if spec.per_prompt:
         told.append("Heads were ranked on the very prompts they are tested on: in-sample.")

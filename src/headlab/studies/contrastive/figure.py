@@ -13,6 +13,7 @@ from headlab.figures import BLUE, GREY, ORANGE, STYLE, add_caption, save
 from headlab.heads import Head
 from headlab.studies.contrastive.cell import VARIANTS, deals
 from headlab.studies.contrastive.panels import NAMES, Panel, gates_of, layout, published
+from headlab.wording import count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -150,7 +151,8 @@ def gate_maps(panels: Sequence[Panel]) -> Figure:
         add_caption(
             figure,
             f"The gate of each head, mean over the fits of all tasks left out and of "
-            f"{len(first.fit.seeds)} seeds; {first.fit.settings['updates']} updates, batch "
+            f"{count(len(first.fit.seeds), 'seed')}; "
+            f"{count(first.fit.settings['updates'], 'update')}, batch "
             f"{first.fit.settings['batch']}, λ = {first.fit.settings['strength']:g}, reference "
             f"{first.fit.settings['reference']}.",
         )
@@ -167,7 +169,8 @@ def _caption(panels: Sequence[Panel]) -> str:
     return (
         f"{', '.join(heads)}. Each task was left out of the fit and asked afterwards: n = {n} "
         f"pairs, right when every token of the answer is the most likely one. Gates of "
-        f"{len(first.fit.seeds)} seeds (dots), {settings['updates']} updates, batch "
+        f"{count(len(first.fit.seeds), 'seed')} (dots), {count(settings['updates'], 'update')}, "
+        f"batch "
         f"{settings['batch']}, λ = {settings['strength']:g}, reference {settings['reference']}. "
         f"Bars: 95 % over pairs. Shuffled: the same gates on other heads, "
         f"{deals(len(first.fit.seeds)) * len(first.fit.seeds)} deals, grey from the least to the "

@@ -11,6 +11,7 @@ import torch
 from scipy.stats import spearmanr
 
 from headlab.files import write_whole
+from headlab.gatefits import few_updates
 from headlab.report import render
 from headlab.studies.contrastive.cell import VARIANTS
 from headlab.studies.contrastive.figure import draw_all, published_for
@@ -23,6 +24,7 @@ from headlab.studies.contrastive.panels import (
 )
 from headlab.studies.facts import asked, cite, facts, run_warnings
 from headlab.tasks.word_pairs import FORMATS, INSTRUCTIONS
+from headlab.wording import count
 
 if TYPE_CHECKING:
     from headlab.store import Run
@@ -46,7 +48,11 @@ def write_report(run: Run) -> Path:
         asked=[
             *asked(spec),
             ("kept", ", ".join(spec.keep)),
-            ("fits", f"{len(spec.seeds)} seeds, {spec.updates} updates each, batch {spec.batch}"),
+            (
+                "fits",
+                f"{count(len(spec.seeds), 'seed')}, {count(spec.updates, 'update')} each, "
+                f"batch {spec.batch}",
+            ),
             ("pairs", f"up to {spec.train} of each other task to fit on, {spec.n} to test on"),
             ("from", "built in" if spec.data is None else Path(spec.data).name),
             ("a closed gate gives", spec.reference),
@@ -103,12 +109,12 @@ def _lead(panels: list[Panel]) -> list[str]:
                 f"{_percent(own, asked_, 'shuffled')} with shuffled gates"
                 for word, asked_ in (("kept", format_), ("forgotten", own[0].forgotten))
             ]
-            count = sum(panel.separates for panel in own)
-            tasks = f"{len(own)} task{'s' if len(own) > 1 else ''} left out"
+            apart = sum(panel.separates for panel in own)
+            tasks = f"{count(len(own), 'task')} left out"
             told.append(
                 f"{model}, right on {tasks}: {'; '.join(parts)}. "
                 "What is forgotten fell more than what is kept, beyond the interval, "
-                f"on {count} of {len(own)}."
+                f"on {apart} of {len(own)}."
             )
     return told
 
@@ -129,7 +135,9 @@ def _warnings(run: Run, spec: ContrastiveSpec, panels: list[Panel]) -> list[str]
         each = ", ".join(f"{task} {n}" for task, n in fewer.items())
         told.append(f"{spec.n} pairs were asked for, and fewer were there to test on: {each}.")
     if len(spec.seeds) < 3:
-        told.append(f"{len(spec.seeds)} seeds hardly tell how much the start of a fit matters.")
+        seeds = count(len(spec.seeds), "seed")
+        told.append(f"With {seeds} it is hardly told how much the start of a fit matters.")
+    told += few_updates(spec.updates)
     weak = dict.fromkeys(
         f"{panel.task} ({NAMES[format_]}), {panel.model}"
         for panel in panels

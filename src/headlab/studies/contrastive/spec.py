@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic import BeforeValidator as Before
 
 from headlab.studies.cells import Cell
-from headlab.studies.spec import Bos, Folder, Models, Spec, as_list, each_once
+from headlab.studies.spec import Bos, Folder, Models, Spec, as_list, each_once, names
 from headlab.tasks.word_pairs import FORMATS, INSTRUCTIONS
 
 WordTask = Literal[
@@ -61,7 +61,7 @@ class ContrastiveSpec(Spec):
     n: int = Field(ge=2, le=100_000)
     updates: int = Field(ge=1, le=100_000)
     batch: int = Field(ge=1, le=10_000)
-    strength: float = Field(default=0.1, gt=0, le=100)
+    strength: float = Field(default=0.1, gt=0, le=100, validation_alias=names("strength"))
     clip: float = Field(default=1.0, gt=0, le=1000)
     rates: tuple[float, float] = (0.1, 0.01)
     reference: Literal["zero", "mean"] = "zero"

@@ -12,6 +12,7 @@ from headlab.aliases import ALIASES
 from headlab.figures import GREY, STYLE, add_caption, save, save_table
 from headlab.gatefits.figures import COLOURS, NAMES, draw_deltas, draw_ecdf
 from headlab.studies.roles.panels import Panel, layout, published
+from headlab.wording import count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -128,10 +129,10 @@ def ecdfs(panels: Sequence[Panel]) -> Figure:
         fit = panels[0].found.fit
         add_caption(
             figure,
-            f"Scores of every head in each of {len(fit.seeds)} seeds; {fit.settings['updates']} "
-            f"updates each of three fits, batch {fit.settings['batch']}, λ = "
-            f"±{fit.settings['strength']:g}, reference {fit.settings['reference']}. A head has a "
-            "role from 0.5 on.",
+            f"Scores of every head in each of {count(len(fit.seeds), 'seed')}; "
+            f"{count(fit.settings['updates'], 'update')} each of three fits, batch "
+            f"{fit.settings['batch']}, λ = ±{fit.settings['strength']:g}, reference "
+            f"{fit.settings['reference']}. A head has a role from 0.5 on.",
         )
     return figure
 
@@ -146,11 +147,12 @@ def _caption(panels: Sequence[Panel]) -> str:
     told += ", one order for all seeds" if panels[0].aggregated else ""
     circles = f" Circles: the paper's models at {_AT} heads."
     return (
-        f"{', '.join(heads)}. Gates of {len(first.fit.seeds)} seeds, {base['updates']} updates "
+        f"{', '.join(heads)}. Gates of {count(len(first.fit.seeds), 'seed')}, "
+        f"{count(base['updates'], 'update')} "
         f"each of three fits, batch {base['batch']}, λ = ±{base['strength']:g}, reference "
         f"{base['reference']}; Δ on n = {n} questions the fit has not seen, summed over target "
-        f"tokens, {told}. Bands: 95 % over seeds; dashed: {len(first.deltas.lines['random'])} "
-        "random orders, their band over orders."
+        f"tokens, {told}. Bands: 95 % over seeds; dashed: "
+        f"{count(len(first.deltas.lines['random']), 'random order')}, their band over orders."
         f"{circles if any(map(_published_at_end, panels)) else ''}"
     )
 

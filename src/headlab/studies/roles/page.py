@@ -11,6 +11,7 @@ import torch
 from scipy.stats import spearmanr
 
 from headlab.files import write_whole
+from headlab.gatefits import few_updates
 from headlab.gatefits.figures import NAMES
 from headlab.gatefits.roles import METRICS, ROLES
 from headlab.report import render
@@ -20,6 +21,7 @@ from headlab.studies.roles.figure import draw_all
 from headlab.studies.roles.panels import Panel, layout, published, read_panels
 from headlab.studies.spec import MIN_ORDERS
 from headlab.tasks import TASKS
+from headlab.wording import count
 
 if TYPE_CHECKING:
     from headlab.store import Run
@@ -41,7 +43,11 @@ def write_report(run: Run) -> Path:
         lead=_lead(panels),
         asked=[
             *asked(spec),
-            ("fits", f"{len(spec.seeds)} seeds, {spec.updates} updates each, batch {spec.batch}"),
+            (
+                "fits",
+                f"{count(len(spec.seeds), 'seed')}, {count(spec.updates, 'update')} each, "
+                f"batch {spec.batch}",
+            ),
             ("questions", _questions(spec, panels)),
             ("from", "built in" if spec.data is None else Path(spec.data).name),
             ("a closed gate gives", spec.reference),
@@ -125,11 +131,13 @@ def _warnings(run: Run, spec: RolesSpec, panels: list[Panel]) -> list[str]:
         told.append(f"{spec.n} questions were asked for, and fewer were there to test on: {each}.")
     if spec.random_orders < MIN_ORDERS:
         told.append(
-            f"{spec.random_orders} random orders are a quick look; at least {MIN_ORDERS} stand "
-            "behind a baseline."
+            f"With {count(spec.random_orders, 'random order')} this is a quick look; at least "
+            f"{MIN_ORDERS} stand behind a baseline."
         )
     if len(spec.seeds) < 5:
-        told.append(f"{len(spec.seeds)} seeds hardly tell how certain a role is; the paper has 10.")
+        seeds = count(len(spec.seeds), "seed")
+        told.append(f"With {seeds} it is hardly told how certain a role is; the paper has 10.")
+    told += few_updates(spec.updates)
     weak = [
         f"{panel.task}, {panel.model}"
         for panel in panels

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from headlab.studies.cells import Cell
-from headlab.studies.spec import MIN_ORDERS, Bos, Folder, Models, Spec, Tasks
+from headlab.studies.spec import MIN_ORDERS, Bos, Folder, Models, Spec, Tasks, names
 from headlab.tasks import takes_data
 
 SETS = ["syntax", "commonsense", "math"]
@@ -56,7 +56,7 @@ class RolesSpec(Spec):
     n: int = Field(ge=2, le=100_000)
     updates: int = Field(ge=1, le=100_000)
     batch: int = Field(ge=1, le=10_000)
-    strength: float = Field(default=0.1, gt=0, le=100)
+    strength: float = Field(default=0.1, gt=0, le=100, validation_alias=names("strength"))
     clip: float = Field(default=1.0, gt=0, le=1000)
     free_rates: tuple[float, float] = (0.1, 0.01)
     rates: tuple[float, float] = (0.5, 0.1)

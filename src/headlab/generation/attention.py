@@ -1,0 +1,60 @@
+"""Grouped queries under a mask, without a copy of the keys and values for every query head.
+
+Rows of different lengths are padded, so each step has a mask, and transformers then repeats keys
+and values until every query head has its own: for three queries a key, three times the cache,
+written and read in every layer of every step. A step has one query position, so the queries that
+share a key may stand beside each other as positions instead: the same products, the mask as it is.
+(It also looks whether the mask masks anything, which waits for a GPU once a step; next to a step
+that is little.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+_NAME = "sdpa"  # what transformers calls torch's attention
+
+
+@contextmanager
+def grouped_queries() -> Iterator[None]:
+    """Within the block steps under a mask go without repeated keys; all else as transformers does
+    it."""
+    own = AttentionInterface()[_NAME]
+
+    def attend(
+        module: nn.Module,
+        query: Tensor,  # [row, head, position, width]
+        key: Tensor,  # [row, key head, position, width]
+        value: Tensor,
+        attention_mask: Tensor | None,
+        dropout: float = 0.0,
+        scaling: float | None = None,
+        **more: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        heads, keys = query.shape[1], key.shape[1]
+        shared = attention_mask is not None and attention_mask.shape[1:3] == (1, 1)
+        unusual = any(more.get(name) is not None for name in ("softcap", "position_bias", "cache"))
+        if not shared or heads == keys or query.shape[2] > 1 or unusual:
+            return own(module, query, key, value, attention_mask, dropout, scaling, **more)
+        rows, _, _, width = query.shape
+        found = scaled_dot_product_attention(
+            query.reshape(rows, keys, heads // keys, width),
+            key,
+            value,
+            attn_mask=attention_mask,
+            dropout_p=dropout,
+            scale=scaling,
+        )  # [row, key head, queries of the key, width]
+        return found.reshape(rows, 1, heads, value.shape[-1]), None
+
+    AttentionInterface.register(_NAME, attend)
+    try:
+        yield
+    finally:
+        AttentionInterface.register(_NAME, own)

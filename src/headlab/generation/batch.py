@@ -1,0 +1,197 @@
+"""Rows that go forward together, a token a pass, each until it ends.
+
+They are padded on the left, and a row's positions count its own tokens. Gates that act on generated
+tokens alone leave the prompt as it is: then all masks share one pass over it.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from headlab.activations.arm import armed
+from headlab.errors import HeadlabError
+from headlab.gates import AXES, Gates
+from headlab.generation.ending import Written
+from headlab.generation.keys import make_cache
+
+if TYPE_CHECKING:
+    from headlab.generation.writing import Writer
+
+# The share of a batch that must have ended before it is made smaller: that copies all keys and
+# values that stay. Until then ended rows run on, unread. On a CPU a quarter and none at all took
+# the same time within 2 %; copies weigh more where steps are short.
+_GONE = 0.25
+
+
+class Batch:
+    """Rows that go forward together; row = prompt · masks + mask until some have left."""
+
+    def __init__(self, writer: Writer, prompts: list[int], masks: list[int]):
+        self.writer, self.model = writer, writer.model
+        self.masks, self.prompts = masks, prompts
+        model = self.model
+        self.rows = [(mask, prompt) for prompt in prompts for mask in masks]
+        self.live = list(range(len(self.rows)))  # places of the rows that have not ended
+        self.ids: dict[tuple[int, int], list[int]] = {row: [] for row in self.rows}
+        self.written: dict[tuple[int, int], Written] = {}
+        own = [writer.prompts[prompt] for prompt in prompts]
+        self.tokens = model.tokens(own, padding="left")
+        self.length = self.tokens.ids.shape[1]
+        limit = model.max_length or self.length + writer.new
+        # The tokens for which the model has positions after each prompt, and those to be written.
+        self.places = {number: limit - len(writer.prompts[number]) for number in prompts}
+        self.most = {number: min(writer.new, left) for number, left in self.places.items()}
+        longest = max(self.most.values())
+        self.room = self.length + longest
+        numbers = writer.choice.numbers(own, longest)  # [prompt, step]
+        device = model.device
+        rows = torch.arange(len(prompts), device=device).repeat_interleave(len(masks))
+        self.owners = rows  # [row], the prompt's place in the batch
+        self.numbers = numbers.to(device)[rows]
+        # [row], what ARM's luck comes from
+        self.keys = None if writer.arm is None else writer.arm.keys(own).to(device)[rows]
+        self.lengths = self.tokens.mask.sum(1)[rows]  # [row], tokens of the prompt
+        self.mask = torch.ones(len(rows), self.room, dtype=torch.bool, device=device)
+        self.mask[:, : self.length] = self.tokens.mask[rows]
+        self.is_padded = len({len(prompt) for prompt in own}) > 1
+        picked = torch.tensor(masks)
+        self.gates = writer.masks[picked].to(device).repeat(len(prompts), 1, 1)  # [row, ...]
+        self.boosts = None
+        if writer.boosts is not None:
+            chosen = writer.boosts if len(writer.boosts) == 1 else writer.boosts[picked]
+            self.boosts = chosen.expand(len(masks), -1, -1, -1).repeat(len(prompts), 1, 1, 1)
+            self.boosts = self.boosts.to(device)
+        self.cache = make_cache(model, self.room)
+        self.done = 0  # tokens written by every live row
+        self.counted = 0  # tokens that progress was told of
+        self.is_finite = torch.tensor(True)  # [row], all logits so far
+        self.following: Tensor | None = None  # [row], the newest token
+
+    # --- passes ---
+
+    def read_prompts(self) -> None:
+        """The pass over the prompts and the first token: once for all masks where they do not
+        act there."""
+        tokens, shared = self.tokens, self.writer.positions == "generated"
+        if not shared:
+            tokens = tokens._replace(ids=tokens.ids[self.owners], mask=tokens.mask[self.owners])
+        every = len(self.masks) if shared else 1  # a prompt's rows stand beside each other
+        with nullcontext() if shared else self._gated(), self._armed(tokens.positions, every):
+            logits = self._pass(tokens.ids, tokens.mask, tokens.positions)
+        if shared and len(self.masks) > 1:
+            self.cache.batch_select_indices(self.owners)
+            logits = logits[self.owners]
+        self.is_finite = logits.isfinite().all(-1)  # looked at with the tokens
+        self.following = self._choose(logits)
+        self._look([self.following])
+
+    def step_on(self, steps: int) -> None:
+        """So many more tokens for every live row, then a look at which have ended."""
+        # No further than the first row may go, an ended one included: past its positions a model
+        # has none.
+        most = min(self.most[self.rows[place][1]] for place in self.live)
+        steps = min(steps, most - self.done, self._places_left())
+        fresh: list[Tensor] = []
+        with self._gated():
+            for _ in range(steps):
+                assert self.following is not None
+                stop = self.length + self.done + len(fresh)
+                where = (self.lengths + self.done + len(fresh) - 1)[:, None]
+                with self._armed(where):
+                    logits = self._pass(self.following[:, None], self.mask[:, :stop], where)
+                self.is_finite = logits.isfinite().all(-1) & self.is_finite
+                self.following = self._choose(logits, len(fresh))
+                fresh.append(self.following)
+        self._look(fresh)
+
+    def _pass(self, ids: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
+        """Logits after the last token of each row, [row, vocabulary]."""
+        inputs: dict[str, Any] = {
+            "input_ids": ids,
+            "attention_mask": mask.long() if self.is_padded else None,
+            "past_key_values": self.cache,
+            "use_cache": True,
+        }
+        if self.model.takes_positions:
+            inputs["position_ids"] = positions
+        if self.writer.cuts_logits:
+            inputs["logits_to_keep"] = 1
+        logits: Tensor = self.model.hf(**inputs).logits[:, -1]
+        return logits
+
+    def _gated(self) -> AbstractContextManager[Any]:
+        if self.writer.is_plain:
+            return nullcontext()
+        gates = Gates(self.gates[None, :, :, :, None], " ".join(AXES))
+        boost = None if self.boosts is None else self.boosts[None]
+        return self.model.gated(gates, self.writer.reference, boost=boost)
+
+    def _armed(self, positions: Tensor, every: int = 1) -> AbstractContextManager[Any]:
+        """ARM at these positions [row, position], for all rows or each so many."""
+        writer = self.writer
+        if writer.arm is None or writer.activation is None or self.keys is None:
+            return nullcontext()
+        return armed(writer.activation, writer.arm, self.keys[::every], positions)
+
+    def _choose(self, logits: Tensor, ahead: int = 0) -> Tensor:
+        return self.writer.choice.choose(logits, self.numbers[:, self.done + ahead])
+
+    # --- rows that end ---
+
+    def _look(self, fresh: list[Tensor]) -> None:
+        """Take up new tokens, and leave rows behind that have ended."""
+        block = torch.stack(fresh, 1).tolist()
+        finite = self.is_finite.tolist()
+        if not all(finite[place] for place in self.live):
+            raise HeadlabError(
+                f"{self.model.name} gives NaN or infinity under these gates; take gates nearer to "
+                "1, or a wider dtype"
+            )
+        self.done += len(fresh)
+        staying = [place for place in self.live if not self._take(place, block[place])]
+        if self.writer.progress is not None:
+            moved = self._advance(len(fresh), staying)
+            self.counted += moved
+            self.writer.progress(moved)
+        self.live = staying
+        gone = len(self.rows) - len(self.live)
+        if self.live and gone and (gone >= _GONE * len(self.rows) or self._places_left() < 1):
+            self._keep()
+
+    def _take(self, place: int, new: list[int]) -> bool:
+        """Add a row's new tokens up to its end; say whether it has one."""
+        row = self.rows[place]
+        written = self.writer.ends.take(self.ids[row], new, self.most[row[1]])
+        if written is not None:
+            self.written[row] = written
+        return written is not None
+
+    def _places_left(self) -> int:
+        """How many tokens every row could still take, ended ones among them."""
+        return min(self.places[prompt] for _, prompt in self.rows) - self.done
+
+    def _advance(self, steps: int, staying: list[int]) -> int:
+        """Tokens that need not be waited for any more."""
+        ended = len(self.live) - len(staying)
+        return ended * (self.writer.new - (self.done - steps)) + steps * len(staying)
+
+    def _keep(self) -> None:
+        """Only the rows that have not ended."""
+        rows = torch.tensor(self.live, device=self.model.device)
+        self.cache.batch_select_indices(rows)
+        for name in ("numbers", "lengths", "mask", "gates", "is_finite"):
+            setattr(self, name, getattr(self, name)[rows])
+        if self.boosts is not None:
+            self.boosts = self.boosts[rows]
+        if self.keys is not None:
+            self.keys = self.keys[rows]
+        assert self.following is not None
+        self.following = self.following[rows]
+        self.rows = [self.rows[place] for place in self.live]
+        self.live = list(range(len(self.rows)))
+        lengths = {len(self.writer.prompts[prompt]) for _, prompt in self.rows}
+        self.is_padded = lengths != {self.length}

@@ -1,0 +1,30 @@
+"""Whether an answer is right, by its gold answer alone."""
+
+from __future__ import annotations
+
+from headlab.grading.answers import find_answer
+from headlab.grading.quantities import has_number, numeric
+from headlab.grading.words import token_f1
+from headlab.tasks.cogqa import SubQuestion
+
+ENOUGH = 0.6  # of the words' F1
+
+
+def is_right(item: SubQuestion, text: str) -> bool:
+    return judge(item.function, text, item.answer)
+
+
+def judge(function: str, text: str, gold: str) -> bool:
+    """Of calculations the number counts, where there is one; else most of the words. A text in
+    which no JSON can be read is judged as a whole.
+
+    >>> judge("math-calculation", '[ {"answer": "$48"} ]', "48 dollars")
+    True
+    >>> judge("retrieval", '[ {"answer": "Mary"} ]', "Mary Ann Smith")
+    False
+    """
+    answer = find_answer(text)
+    answer = text if answer is None else answer
+    if function == "math-calculation" and has_number(gold):
+        return bool(numeric(answer, gold))
+    return token_f1(answer, gold) >= ENOUGH
