@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from headlab.attention.profiles import Profiles
 from headlab.attention.watching import Block, watch
 from headlab.files import write_whole
 from headlab.heads import Head
-from headlab.report import render
+from headlab.report import render, rounded
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,10 +51,10 @@ def page_data(model: Model, profiles: Profiles, prompt: str) -> dict[str, Any]:
         "profiles": {
             name: [
                 {
-                    "mean": _rounded(profiles.mean(name)[number]),
-                    "low": _rounded(low[number]),
-                    "high": _rounded(high[number]),
-                    "uniform": _rounded(profiles.mean(name, null=True)[number]),
+                    "mean": rounded(profiles.mean(name)[number], 4),
+                    "low": rounded(low[number], 4),
+                    "high": rounded(high[number], 4),
+                    "uniform": rounded(profiles.mean(name, null=True)[number], 4),
                 }
                 for number in range(len(profiles.heads))
             ]
@@ -71,7 +70,7 @@ def page_data(model: Model, profiles: Profiles, prompt: str) -> dict[str, Any]:
         "shown": profiles.tokens[0],  # by position in the profiles: without inserted ones
         "tokens": model.token_texts(ids),
         "length": len(whole),
-        "maps": [[_rounded(row[: n + 1], 3) for n, row in enumerate(own)] for own in maps],
+        "maps": [[rounded(row[: n + 1], 3) for n, row in enumerate(own)] for own in maps],
         "reach": _reach(model, ids, profiles.heads),
     }
 
@@ -85,9 +84,3 @@ def _reach(model: Model, ids: Tensor, heads: Sequence[Head]) -> list[list[int]]:
 
     watch(model, model.tokens([ids]), {layer: [0] for layer in first}, add)
     return [first[head.layer] for head in heads]
-
-
-def _rounded(values: Tensor, digits: int = 4) -> list[float | None]:
-    return [
-        float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in values.tolist()
-    ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
+from collections.abc import Iterable
 from importlib.resources import files
 from typing import Any
 
@@ -31,6 +33,17 @@ def render(template: str, data: dict[str, Any], **facts: Any) -> str:
         scripts=[Markup(script) for script in scripts],
         policy=Markup(policy(scripts)),
     )
+
+
+def rounded(values: Iterable[float], digits: int = 5) -> list[float | None]:
+    """Numbers as a screen can show them, None where they are not finite. The CSV files have all
+    digits.
+
+    >>> rounded([0.123456789, float("nan")])
+    [0.12346, None]
+    """
+    found = values.tolist() if hasattr(values, "tolist") else values
+    return [float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in found]
 
 
 def embed(data: Any) -> Markup:

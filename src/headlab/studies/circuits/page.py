@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from headlab.aliases import ALIASES
 from headlab.curves import MIN_ORDERS
 from headlab.figures import save_head_map, save_table
 from headlab.files import write_whole
-from headlab.report import render
+from headlab.report import render, rounded
 from headlab.studies.cells import labels, slug
 from headlab.studies.circuits.figure import save_figure
 from headlab.studies.circuits.lines import Line, all_multipliers, multiplier, read_lines
@@ -306,17 +305,17 @@ def _curve_data(line: Line, threshold: float) -> dict[str, Any]:
         }
     return {
         "ks": line.ks,
-        "explained": _rounded(line.explained),
-        "low": _rounded(low),
-        "high": _rounded(high),
+        "explained": rounded(line.explained),
+        "low": rounded(low),
+        "high": rounded(high),
         "random": {
             "orders": len(line.random),
             "ks": line.random_ks,
-            "mean": _rounded(line.random.mean(0)),
-            "low": _rounded(line.random.quantile(0.025, 0)),
-            "high": _rounded(line.random.quantile(0.975, 0)),
+            "mean": rounded(line.random.mean(0)),
+            "low": rounded(line.random.quantile(0.025, 0)),
+            "high": rounded(line.random.quantile(0.975, 0)),
         },
-        "matched": {"ks": line.random_ks, "mean": _rounded(line.matched.mean(0))},
+        "matched": {"ks": line.random_ks, "mean": rounded(line.matched.mean(0))},
         "crossings": crossings,
         **{name: line.mean(name) for name in ("cpr", "cmd", "beats_random", "beats_matched")},
         "random_cpr": line.mean("random_cpr"),
@@ -328,9 +327,4 @@ def _percent(level: float) -> str:
 
 
 def _grid(values: torch.Tensor) -> list[list[float | None]]:
-    return [_rounded(row) for row in values]
-
-
-def _rounded(values: torch.Tensor) -> list[float | None]:
-    """Five digits: what a screen can show. The CSV files have them all."""
-    return [float(f"{v:.5g}") if math.isfinite(v) else None for v in values.tolist()]
+    return [rounded(row) for row in values]

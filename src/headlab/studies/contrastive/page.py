@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from scipy.stats import spearmanr
 
 from headlab.files import write_whole
 from headlab.gatefits import few_updates
-from headlab.report import render
+from headlab.report import render, rounded
 from headlab.studies.contrastive.cell import VARIANTS
 from headlab.studies.contrastive.figure import draw_all, published_for
 from headlab.studies.contrastive.panels import (
@@ -183,19 +182,19 @@ def _panel(panel: Panel) -> dict[str, Any]:
         "separates": panel.separates,
         "accuracy": {
             format_: {
-                **{variant: _rounded(panel.accuracy(format_, variant)) for variant in VARIANTS},
-                "seeds": _rounded(panel.each_seed(format_)),
+                **{variant: rounded(panel.accuracy(format_, variant)) for variant in VARIANTS},
+                "seeds": rounded(panel.each_seed(format_)),
             }
             for format_ in FORMATS
         },
         "log_prob": {
             format_: dict(
-                zip(VARIANTS, _rounded(panel.log_prob(format_, v) for v in VARIANTS), strict=True)
+                zip(VARIANTS, rounded(panel.log_prob(format_, v) for v in VARIANTS), strict=True)
             )
             for format_ in FORMATS
         },
         "closed": float((found.fit.gates < 0.5).double().mean()),
-        "loss": {"every": _EVERY, "mean": _rounded(losses.tolist())},
+        "loss": {"every": _EVERY, "mean": rounded(losses.tolist())},
         "published": published_for(panel),
     }
 
@@ -208,13 +207,9 @@ def _map(panels: list[Panel], model: str, format_: str) -> dict[str, Any]:
     return {
         **known,
         "fits": len(gates),
-        "gate": [_rounded(row) for row in gates.mean(0).tolist()],
-        "closed": [_rounded(row) for row in (gates < 0.5).double().mean(0).tolist()],
+        "gate": [rounded(row) for row in gates.mean(0).tolist()],
+        "closed": [rounded(row) for row in (gates < 0.5).double().mean(0).tolist()],
     }
-
-
-def _rounded(values: Any) -> list[float | None]:
-    return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values]
 
 
 # --- two runs side by side ---

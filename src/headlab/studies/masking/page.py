@@ -10,7 +10,7 @@ from scipy.stats import spearmanr
 
 from headlab.files import write_whole
 from headlab.grading.answers import find_answer
-from headlab.report import render
+from headlab.report import render, rounded
 from headlab.studies.facts import asked, cite, facts, run_warnings
 from headlab.studies.masking.figure import (
     draw_all,
@@ -272,24 +272,24 @@ def _function(panel: Panel, name: str) -> dict[str, Any]:
             }
             for kind in kinds
         },
-        "falls": {score: [_rounded(panel.fall(name, k, score)) for k in ks] for score in scores},
+        "falls": {score: [rounded(panel.fall(name, k, score)) for k in ks] for score in scores},
         "verdicts": {score: [panel.verdict(name, k, score) for k in ks] for score in scores},
-        "map": [_rounded(row) for row in panel.found.scores[name].tolist()],
+        "map": [rounded(row) for row in panel.found.scores[name].tolist()],
         "order": panel.order(name),
         "published": published_for(panel, name),
     }
     if "boosted" in kinds:
         # By accuracy alone: the other scores compare with the very answer that is to be improved.
-        known["gains"] = [_rounded(panel.gain(name, k)) for k in ks]
+        known["gains"] = [rounded(panel.gain(name, k)) for k in ks]
     return known
 
 
 def _point(point: Point) -> dict[str, Any]:
     return {
-        "mean": _rounded([point.mean])[0],
-        "low": _rounded([point.low])[0],
-        "high": _rounded([point.high])[0],
-        "band": _rounded(point.band),
+        "mean": rounded([point.mean])[0],
+        "low": rounded([point.low])[0],
+        "high": rounded([point.high])[0],
+        "band": rounded(point.band),
         "draws": len(point.draws),
     }
 
@@ -312,7 +312,7 @@ def _cross(panel: Panel) -> list[dict[str, Any]]:
                         "asked": name,
                         "k": k,
                         "scores": {
-                            score: _rounded((point.mean, point.low, point.high))
+                            score: rounded((point.mean, point.low, point.high))
                             for score, point in points.items()
                         },
                         "published": published_cross(panel, heads_of, name),
@@ -347,10 +347,6 @@ def _answers(panel: Panel) -> list[dict[str, Any]]:
             }
         )
     return shown
-
-
-def _rounded(values: Any) -> list[float | None]:
-    return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values]
 
 
 # --- two runs side by side ---

@@ -14,6 +14,7 @@ import pandas as pd
 import torch
 
 from headlab.errors import HeadlabError
+from headlab.paired import mean_of_pairs
 from headlab.stats import mean_interval, share_interval
 from headlab.studies.cells import Cell, labels
 from headlab.studies.masking.cell import Found, from_record
@@ -144,14 +145,14 @@ class Panel:
         its 95 % interval over questions."""
         random = self.values(function, "random", k, score).mean(0)
         apart = random - self.values(function, "top", k, score)[0]
-        return _mean_of_pairs(apart)
+        return mean_of_pairs(apart)
 
     def gain(self, function: str, k: int) -> tuple[float, float, float]:
         """How far accuracy with the top K boosted lies above the whole model's on the same
         questions: the mean difference, and its 95 % interval over questions."""
         before = self.values(function, "none", 0, heads_of="")[0]
         apart = self.values(function, "boosted", k)[0] - before
-        return _mean_of_pairs(apart)
+        return mean_of_pairs(apart)
 
     def verdict(self, function: str, k: int, score: str = ACCURACY) -> str:
         """below: under the band of the draws, and beyond the interval; above: the other way round;
@@ -161,23 +162,6 @@ class Panel:
         if low > 0 and top.mean < random.band[0]:
             return "below"
         return "above" if high < 0 and top.mean > random.band[1] else "open"
-
-
-def _mean_of_pairs(apart: np.ndarray) -> tuple[float, float, float]:
-    """The mean of differences between -1 and 1, [question], and its 95 % interval. Where all are
-    the same, resampling sees no spread: then as many as may not have been seen lie at either end.
-
-    >>> tuple(round(each, 2) for each in _mean_of_pairs(np.ones(3)))
-    (1.0, -0.12, 1.0)
-    """
-    mean = float(apart.mean())
-    if np.ptp(apart) > 0:
-        ends = mean_interval(torch.from_numpy(apart))
-        low, high = (float(end.clamp(-1, 1)) for end in ends)
-    else:
-        unseen = 1 - share_interval(len(apart), len(apart))[0]
-        low, high = ((1 - unseen) * mean + end * unseen for end in (-1, 1))
-    return mean, low, high
 
 
 def read_panels(run: Run) -> list[Panel]:

@@ -14,7 +14,7 @@ from headlab.files import write_whole
 from headlab.gatefits import few_updates
 from headlab.gatefits.figures import NAMES
 from headlab.gatefits.roles import METRICS, ROLES
-from headlab.report import render
+from headlab.report import render, rounded
 from headlab.studies.facts import asked, cite, facts, run_warnings
 from headlab.studies.roles.cell import Found
 from headlab.studies.roles.figure import draw_all
@@ -214,7 +214,7 @@ def _panel_data(spec: RolesSpec, panel: Panel) -> dict[str, Any]:
         "ecdf": {
             "x": [round(float(x), 2) for x in grid_],
             **{
-                metric: _rounded(
+                metric: rounded(
                     torch.from_numpy(
                         np.searchsorted(
                             np.sort(s := roles.scores[metric].flatten().numpy()), grid_, "right"
@@ -227,7 +227,7 @@ def _panel_data(spec: RolesSpec, panel: Panel) -> dict[str, Any]:
         },
         "loss": {
             "every": _EVERY,
-            **{phase: _rounded(losses[i]) for i, phase in enumerate(("free", "plus", "minus"))},
+            **{phase: rounded(losses[i]) for i, phase in enumerate(("free", "plus", "minus"))},
         },
         "published": _published_shares(panel.task),
         "published_mean": published()["mean_shares"].get(panel.task),
@@ -237,9 +237,9 @@ def _panel_data(spec: RolesSpec, panel: Panel) -> dict[str, Any]:
 def _line(found: Found, line: str) -> dict[str, Any]:
     low, high = found.deltas.band(line)
     return {
-        "mean": _rounded(found.deltas.mean(line)),
-        "low": None if bool(low.isnan().all()) else _rounded(low),
-        "high": None if bool(high.isnan().all()) else _rounded(high),
+        "mean": rounded(found.deltas.mean(line)),
+        "low": None if bool(low.isnan().all()) else rounded(low),
+        "high": None if bool(high.isnan().all()) else rounded(high),
     }
 
 
@@ -261,11 +261,7 @@ def _published_shares(task: str) -> list[dict[str, Any]]:
 
 
 def _grid(values: torch.Tensor) -> list[list[float | None]]:
-    return [_rounded(row) for row in values]
-
-
-def _rounded(values: torch.Tensor) -> list[float | None]:
-    return [float(f"{v:.5g}") if math.isfinite(v) else None for v in values.tolist()]
+    return [rounded(row) for row in values]
 
 
 # --- two runs side by side ---
