@@ -65,7 +65,7 @@ class Arm:
             raise HeadlabError(f"ARM's seed is a whole number, 0 or more, not {self.seed}")
 
     def __str__(self) -> str:
-        return f"c={self.c:g},p1={self.p1:g},seed={self.seed}"
+        return f"c={self.c!r},p1={self.p1!r},seed={self.seed}"
 
     def as_dict(self) -> dict[str, float | int]:
         return asdict(self)

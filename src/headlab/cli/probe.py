@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
-from headlab.cli.app import out
+from headlab.cli.app import err, out
 from headlab.cli.beside import remove_old
 from headlab.cli.options import load_model, progress
 from headlab.cli.printing import new_table, print_json, print_table
@@ -88,6 +88,12 @@ def rank_probe(
         print_json({"model": loaded.name, **probed.summary(), "functions": _summary(probed, asked)})
         return
     if not quiet:
+        for reason, rows in found.left_out.items():
+            err.print(f"left out: {rows} {reason}", highlight=False)
+        unread = 1 - float(pooled["train"].in_json.double().mean())
+        if unread > 0:
+            told = f"{100 * unread:.0f} % of the training answers are no JSON; all of their tokens"
+            err.print(f"{told} were pooled", highlight=False)
         _print(probed, loaded.name, asked, top)
     print(path.with_name(f"{path.stem}-probe.png").resolve())
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def probe_maps(probed: Probed, model: str, functions: Sequence[str]) -> Figure:
     """A map for each function, layers from left to right, heads from top to bottom; the heads
-    before the elbow are marked."""
+    up to the bend of the sorted curve are marked."""
     _, layers, heads = probed.importance.shape
     columns = min(2, len(functions))
     rows = math.ceil(len(functions) / columns)
@@ -57,7 +57,7 @@ def probe_maps(probed: Probed, model: str, functions: Sequence[str]) -> Figure:
             f"names the function of an answer, mean over {probed.n_train} training answers. Right "
             f"on {100 * probed.accuracy:.0f} % of {probed.n_test} others (most frequent function "
             f"{100 * probed.majority:.0f} %, shuffled labels {100 * probed.shuffled:.0f} %). "
-            "Orange, in brackets: heads before the bend of the sorted curve.",
+            "Orange, in brackets: heads up to the bend of the sorted curve.",
         )
     return figure
 

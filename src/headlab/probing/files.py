@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, Any
 import safetensors.torch
 from safetensors import SafetensorError, safe_open
 
+from headlab import __version__
 from headlab.engine import Progress
 from headlab.files import write_whole
 from headlab.generation import generate
 from headlab.probing.pooling import Pooled, pool
-from headlab.tasks.cogqa import SubQuestion
+from headlab.tasks.cogqa import STOP, SubQuestion
 
 if TYPE_CHECKING:
     from headlab.model import Model
-
-STOP = "]"  # an answer is a list of one object
 
 
 def pooled_answers(
@@ -45,8 +44,8 @@ def pooled_answers(
     ).rows[0]
     pooled = pool(model, prompts, written, progress)
     tensors = {name: getattr(pooled, name).contiguous() for name in _TENSORS}
-    about = {"key": json.dumps(key), "items": json.dumps([item.id for item in items])}
-    write_whole(path, safetensors.torch.save(tensors, about))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, safetensors.torch.save(tensors, {"key": json.dumps(key)}))
     return pooled
 
 
@@ -57,7 +56,13 @@ def _key(model: Model, items: Sequence[SubQuestion], new: int) -> dict[str, Any]
     from headlab.studies.provenance import fingerprint
 
     told = hashlib.sha256("\0".join(item.prompt for item in items).encode()).hexdigest()
-    return {"model": fingerprint(model), "bos": model.bos, "prompts": told, "max_new_tokens": new}
+    return {
+        "model": fingerprint(model),
+        "bos": model.bos,
+        "prompts": told,
+        "max_new_tokens": new,
+        "headlab": __version__,
+    }
 
 
 def _read(path: Path, key: dict[str, Any]) -> Pooled | None:

@@ -30,7 +30,7 @@ class Pooled:
 
     z: Tensor  # [answer, layer, head, width], on the CPU
     tokens: Tensor  # [answer], how many were averaged
-    in_json: Tensor  # [answer], whether the answer stood in JSON; else all tokens were taken
+    in_json: Tensor  # [answer], whether an answer stood in JSON; if not, or empty: all tokens
 
 
 def pool(
@@ -39,7 +39,7 @@ def pool(
     written: Sequence[Written],
     progress: Progress | None = None,
 ) -> Pooled:
-    """One clean pass over prompt and text gives what the heads gave as each token was written.
+    """One clean pass over prompt and text gives what the heads gave where each token was read.
 
     >>> written = headlab.generate(model, prompts, stop="]").rows[0]          # doctest: +SKIP
     >>> pool(model, prompts, written).z.shape                                 # doctest: +SKIP
@@ -55,7 +55,7 @@ def pool(
     shape = (len(runs), model.n_layers, model.n_heads, model.head_width)
     pooled = torch.zeros(shape, dtype=model.dtype)
     for rows in by_length([len(run) for run in runs], find_budget(model)):
-        _pool_some(model, [runs[row] for row in rows], [places[row] for row in rows], rows, pooled)
+        _pool_in_memory(model, runs, places, rows, pooled)
         if progress is not None:
             progress(len(rows))
     return Pooled(
@@ -63,6 +63,26 @@ def pool(
         torch.tensor([len(own) for own in places]),
         torch.tensor([find_answer(text.text) is not None for text in written]),
     )
+
+
+def _pool_in_memory(
+    model: Model, runs: list[Tensor], places: list[list[int]], rows: list[int], into: Tensor
+) -> None:
+    """Some rows; in halves where memory runs out."""
+    try:
+        own = [runs[row] for row in rows], [places[row] for row in rows]
+        _pool_some(model, *own, rows, into)
+        return
+    except torch.OutOfMemoryError:
+        if len(rows) == 1:
+            raise HeadlabError(
+                f"an answer of {len(runs[rows[0]])} tokens does not fit into memory, even alone"
+            ) from None
+    model.back_offs += 1
+    torch.cuda.empty_cache()
+    half = len(rows) // 2
+    _pool_in_memory(model, runs, places, rows[:half], into)
+    _pool_in_memory(model, runs, places, rows[half:], into)
 
 
 def _pool_some(

@@ -268,7 +268,7 @@ def _mean(values: list[float]) -> float:
 
 
 def elbow(sizes: Tensor) -> int:
-    """How many heads lie before the bend of the sorted curve: where it is furthest from the line
+    """How many heads lie up to the bend of the sorted curve: where it is furthest from the line
     between its ends.
 
     >>> elbow(torch.tensor([5.0, 4.8, 4.5, 0.3, 0.2, 0.1, 0.0]))

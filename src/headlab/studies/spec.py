@@ -77,8 +77,8 @@ def _folder(name: str | None, info: ValidationInfo) -> str | None:
     if name in (None, "hub") or is_stored(info):
         return name
     path = as_path(name, info)
-    if not path.is_dir():
-        raise ValueError(f"no folder {path}")
+    if not name.strip() or not path.is_dir():
+        raise ValueError(f"no folder {path if name.strip() else repr(name)}")
     return str(path)
 
 

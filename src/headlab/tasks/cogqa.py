@@ -26,6 +26,7 @@ FUNCTIONS = {
     "decision-making": "Decision-making",
 }
 Split = Literal["train", "test"]
+STOP = "]"  # an answer is a list of one object
 OPENING = '[ {"answer": "'  # what a model writes before its answer
 # Why a row is not asked. The first four are of whole questions, counted once each.
 NO_QUESTION = "questions that are no object"
@@ -208,9 +209,10 @@ class _Reader:
         for number, row in rows:
             if (question := self._question(row)) is None:
                 continue
+            folded = " ".join(question.casefold().split())
             if split == "test":
-                self.tested.add(question)
-            elif question in self.tested:
+                self.tested.add(folded)
+            elif folded in self.tested:
                 self.left_out[IN_TEST] += 1
                 continue
             for item in self._steps(f"{split}-{number}", question, row["generated"]):

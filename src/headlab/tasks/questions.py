@@ -17,7 +17,8 @@ from headlab.examples import Example
 
 T = TypeVar("T")
 Part = Literal["train", "validation", "all"]
-SET_FOLDERS = ("syntax", "commonsenseqa", "gsm8k", "words", "cogqa")  # as published sets are kept
+# as published sets are kept
+SET_FOLDERS = ("syntax", "commonsenseqa", "gsm8k", "words", "cogqa", "math500")
 RESERVED = 20  # short items of a family that are shown and never asked
 
 

@@ -15,6 +15,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from headlab import __version__
 from headlab.engine import Progress
 from headlab.errors import HeadlabError
 from headlab.gates import Gates
@@ -29,9 +30,9 @@ from headlab.studies.masking.masks import Mask, draw_masks, gates_of, wanted_ks
 from headlab.studies.masking.ranked import GATE_BATCH, Ranked, rank_functions
 from headlab.studies.masking.spec import SHARES
 from headlab.studies.scratch import Scratch
-from headlab.tasks.cogqa import FUNCTIONS, SubQuestion, load, pick
+from headlab.tasks.cogqa import FUNCTIONS, PROMPT, STOP, SubQuestion, load, pick
 
-STOP = "]"
+TOO_LONG = "questions longer than the model reads"
 _SHOWN = 4  # questions of each function that are kept with their prompts
 _ROWS = {"cuda": 8192, "cpu": 128}  # texts of a piece that is kept on the way
 
@@ -61,18 +62,22 @@ def run_cell(cell: Cell, model: Model, progress: Progress, scratch: Path) -> Rec
     data = load(asked["data"])
     train = pick(data.train, list(FUNCTIONS), asked["train"], cell.seed)
     held_out = pick(data.test, list(FUNCTIONS), asked["n"], cell.seed)
+    long = {item.id for item in (*train, *held_out) if not _fits(model, item)}
+    train, held_out = ([item for item in own if item.id not in long] for own in (train, held_out))
+    progress(asked["max_new_tokens"] * _texts_of(cell, long))
     tested = [item for item in held_out if item.function in asked["functions"]]
-    missing = [name for name in asked["functions"] if not any(i.function == name for i in tested)]
-    if missing:
-        raise HeadlabError(f"no question of {missing[0]} is there to test on")
-    told = hashlib.sha256(repr((train, held_out)).encode()).hexdigest()
-    key = {"cell": cell.id, "questions": told}
-    writer = Writer(model, asked, Scratch(scratch, key, progress), progress)
-    ranked = rank_functions(cell, model, train, held_out, writer)
     shape = (model.n_layers, model.n_heads)
+    _require(asked, train, tested, shape)
+    told = hashlib.sha256(repr((train, held_out, PROMPT, STOP)).encode()).hexdigest()
+    key = {"cell": cell.id, "questions": told, "headlab": __version__}
+    writer = Answering(model, asked, Scratch(scratch, key, progress), progress)
+    ranked = rank_functions(cell, model, train, held_out, writer)
     ks = {name: wanted_ks(asked["ks"], ranked.sizes(name)) for name in asked["functions"]}
     masks = {
-        name: draw_masks(name, ranked.order(name), shape, ks[name], asked["draws"], cell.seed)
+        name: draw_masks(
+            *(name, ranked.order(name), shape, ks[name], asked["draws"]),
+            key=f"{cell.seed} {cell.method}",
+        )
         for name in asked["functions"]
     }
     parts = []
@@ -110,24 +115,48 @@ def run_cell(cell: Cell, model: Model, progress: Progress, scratch: Path) -> Rec
             },
             ranked.probe,
             ranked.answered.right,
-            data.left_out,
+            {**data.left_out, **({TOO_LONG: len(long)} if long else {})},
             data.cast,
             {
                 item.id: item.prompt
                 for name in asked["functions"]
                 for item in [item for item in tested if item.function == name][:_SHOWN]
             },
-            model.back_offs > backed_off,
+            writer.backed_off or model.back_offs > backed_off,
         )
     )
 
 
-class Writer:
+def _fits(model: Model, item: SubQuestion) -> bool:
+    """Whether the model can read the question and write at least one token."""
+    try:
+        return model.max_length is None or len(model.ids(item.prompt)) < model.max_length
+    except HeadlabError:  # more than it reads
+        return False
+
+
+def _require(
+    asked: dict[str, Any],
+    train: list[SubQuestion],
+    tested: list[SubQuestion],
+    shape: tuple[int, int],
+) -> None:
+    """Say what cannot be done before anything is answered."""
+    for what, items in (("rank heads", train), ("test", tested)):
+        there = {item.function for item in items}
+        for name in asked["functions"]:
+            if name not in there:
+                raise HeadlabError(f"no question of {name} is there to {what} on")
+    wanted_ks(asked["ks"], torch.zeros(shape))
+
+
+class Answering:
     """Answers under masks, in pieces that are kept on the way."""
 
     def __init__(self, model: Model, asked: dict[str, Any], scratch: Scratch, progress: Progress):
         self.model, self.asked, self.scratch, self.progress = model, asked, scratch, progress
         self.rows = _ROWS.get(model.device.type, _ROWS["cpu"])
+        self.backed_off = False  # memory ran out in a piece, now or before it was kept
 
     def answers(self, name: str, items: Sequence[SubQuestion]) -> list[Written]:
         """The whole model's, in the order of the items."""
@@ -162,8 +191,13 @@ class Writer:
         """[mask][item]"""
         new = self.asked["max_new_tokens"]
         n = 1 if gates is None else len(gates)
+        # Of which questions and masks: pieces are of other sizes on other devices.
+        told = hashlib.sha256(repr([item.id for item in items]).encode())
+        for tensor in (gates, boosts):
+            told.update(b"" if tensor is None else tensor.contiguous().numpy().tobytes())
 
-        def make() -> list[list[dict[str, Any]]]:
+        def make() -> dict[str, Any]:
+            before = self.model.back_offs
             found = generate(
                 self.model,
                 [item.prompt for item in items],
@@ -174,10 +208,15 @@ class Writer:
                 boost=boosts,
                 progress=self.progress,
             )
-            return [[vars(written) for written in row] for row in found.rows]
+            return {
+                "rows": [[vars(written) for written in row] for row in found.rows],
+                "backed_off": self.model.back_offs > before,
+            }
 
+        name = f"{name}-{told.hexdigest()[:8]}"
         kept = self.scratch.values(name, make, pairs=n * len(items) * new)
-        return [[Written(**written) for written in row] for row in kept]
+        self.backed_off |= kept["backed_off"]
+        return [[Written(**written) for written in row] for row in kept["rows"]]
 
 
 def _pieces(items: Sequence[SubQuestion], n: int) -> list[list[SubQuestion]]:
@@ -192,7 +231,7 @@ def _boosted(
     masks: list[Mask],
     strength: float,
     ranked: Ranked,
-    writer: Writer,
+    writer: Answering,
 ) -> pd.DataFrame:
     """The top heads and random ones pushed towards what they give in right answers."""
     assert ranked.pooled is not None
@@ -210,9 +249,22 @@ def _boosted(
 
 def work(cell: Cell, n_heads: int) -> Work:
     asked = cell.settings
+    train = len(pick(load(asked["data"]).train, list(FUNCTIONS), asked["train"], cell.seed))
+    texts = _texts_of(cell)
+    ranking = {"probe": 2.0, "attribute": 3.0, "ablate": 1.0 + n_heads / 2}.get(
+        cell.method, 1.0 + 9 * asked["updates"] * GATE_BATCH / max(1, train)
+    )
+    return Work(texts * asked["max_new_tokens"], ranking * train + _DECODED * texts)
+
+
+def _texts_of(cell: Cell, only: set[str] | None = None) -> int:
+    """How many texts a cell writes, or how many of them are of some questions."""
+    asked = cell.settings
     data = load(asked["data"])
-    train = len(pick(data.train, list(FUNCTIONS), asked["train"], cell.seed))
+    train = pick(data.train, list(FUNCTIONS), asked["train"], cell.seed)
     held_out = pick(data.test, list(FUNCTIONS), asked["n"], cell.seed)
+    if only is not None:
+        train, held_out = ([i for i in own if i.id in only] for own in (train, held_out))
     tested = sum(item.function in asked["functions"] for item in held_out)
     ks = len(SHARES) if asked["ks"] == "shares" else len(asked["ks"])
     masks = 1 + ks * (1 + 2 * asked["draws"])
@@ -220,13 +272,8 @@ def work(cell: Cell, n_heads: int) -> Work:
         masks += ks * (len(asked["functions"]) - 1)
     if asked["boost"]:
         masks += ks * (1 + asked["draws"])
-    texts = masks * tested
-    ranking = {"probe": 2.0, "attribute": 3.0, "ablate": 1.0 + n_heads / 2}.get(
-        cell.method, 1.0 + 9 * asked["updates"] * GATE_BATCH / max(1, train)
-    )
-    texts += len(held_out) if cell.method == "probe" else 0
-    new = asked["max_new_tokens"]
-    return Work((texts + train) * new, ranking * train + _DECODED * (texts + train))
+    probed = len(held_out) if cell.method == "probe" else 0
+    return masks * tested + probed + len(train)
 
 
 _DECODED = 0.3  # an answer against a pass over its prompt

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 RED = "#c1272d"
 _RANKINGS = {"probe": BLUE, "gates": GREEN, "ablate": ORANGE, "attribute": PINK}
-_MARK = {"clip_on": False, "zorder": 3}
 
 
 def draw_all(run: Run, panels: list[Panel]) -> list[dict[str, str]]:
@@ -217,13 +216,13 @@ def caption(panels: Sequence[Panel]) -> str:
     n = sorted({each.unmasked(name).n for each in panels for name in each.functions})
     told = f"n = {n[0]}" if len(n) == 1 else f"n = {n[0]} to {n[-1]}"
     heads = " and ".join(dict.fromkeys(f"{each.model}, {each.total} heads" for each in panels))
-    band = "95 % of them" if draws >= 20 else "all of them"
     return (
         f"{heads}, ranked by {panel.ranking} on training questions; {told} others a function, "
         f"masked {panel.where}. Accuracy: the number of calculations, else word F1 of 0.6 with the "
         f"gold answer; whiskers: 95 % interval over questions. Dashed: {drawn} "
-        f"without the top heads, band: {band}; dotted: as many heads of each layer. Left: no head "
-        "masked."
+        "without the top heads, band: all of them; dotted: as many heads of each layer. Left: no "
+        f"head masked. {count(len(panels), 'cell')}, seed "
+        f"{', '.join(dict.fromkeys(str(each.seed) for each in panels))}."
     )
 
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 ACCURACY = "accuracy"
 OTHERS = ("published", "quality")
 _META = b"headlab"
+_GRADED = 1  # to be raised when a grader's decisions change: what was kept is graded again
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def grades_of(
 ) -> Grades:
     """As they were kept, or graded now where they were not, or more can be graded than then."""
     path = run.folder / "grades" / f"{cell.id}.parquet"
-    of = hashlib.sha256(run.path_of(cell).read_bytes()).hexdigest()
+    of = f"{_GRADED} {hashlib.sha256(run.path_of(cell).read_bytes()).hexdigest()}"
     able, missing = _able()
     kept = _read(path, of)
     if kept is not None and all(kept.labels.get(name) == label for name, label in able.items()):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,8 +13,6 @@ from torch import Tensor
 from headlab.errors import HeadlabError
 from headlab.probing import elbow
 from headlab.studies.masking.spec import SHARES
-
-KINDS = ("top", "random", "matched")
 
 
 class Mask(NamedTuple):
@@ -47,21 +47,22 @@ def wanted_ks(ks: str | Sequence[int | str], sizes: Tensor) -> list[int]:
 
 
 def draw_masks(
-    name: str, order: Tensor, shape: tuple[int, int], ks: Sequence[int], draws: int, seed: int
+    name: str, order: Tensor, shape: tuple[int, int], ks: Sequence[int], draws: int, key: str
 ) -> list[Mask]:
     """For every K the top K heads of an order [rank], and for each draw K others at random and K
-    others of the same layers."""
+    others of the same layers. Every draw has luck of its own, from the key, the function and K."""
     masks = []
     for k in ks:
         top = order[:k].tolist()
         others = sorted(set(range(shape[0] * shape[1])) - set(top))
         masks.append(Mask(name, "top", k, 0, tuple(sorted(top))))
         for draw in range(draws):
-            # The draws of one K are the same whatever else is asked.
-            random = torch.Generator().manual_seed(1_000_003 * seed + 1009 * k + draw)
-            mixed = [others[place] for place in torch.randperm(len(others), generator=random)]
-            masks.append(Mask(name, "random", k, draw, tuple(sorted(mixed[:k]))))
-            masks.append(Mask(name, "matched", k, draw, _matched(top, mixed, shape[1])))
+            one, other = (
+                random.Random(f"{key} {name} {k} {draw} {kind}").sample(others, len(others))
+                for kind in ("random", "matched")
+            )
+            masks.append(Mask(name, "random", k, draw, tuple(sorted(one[:k]))))
+            masks.append(Mask(name, "matched", k, draw, _matched(top, other, shape[1])))
     return masks
 
 
@@ -87,6 +88,16 @@ def _matched(top: list[int], others: list[int], width: int) -> tuple[int, ...]:
         )
         chosen.append(left[near].pop(0))
     return tuple(sorted(chosen))
+
+
+def borrowed(top: Sequence[int], width: int) -> int:
+    """How many of the heads of the same layers must come from others: a layer of which more than
+    half are in the top has too few left.
+
+    >>> borrowed([0, 1, 2, 9], width=4)
+    2
+    """
+    return sum(max(0, 2 * own - width) for own in Counter(head // width for head in top).values())
 
 
 def gates_of(masks: Sequence[Mask], shape: tuple[int, int], scale: float) -> Tensor:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from scipy.stats import spearmanr
 
 from headlab.files import write_whole
+from headlab.gatefits import few_updates
 from headlab.grading.answers import find_answer
 from headlab.report import render, rounded
 from headlab.studies.facts import asked, cite, facts, run_warnings
@@ -143,7 +144,8 @@ def _sentence(panel: Panel, name: str) -> str:
         f"{panel.model}, {FUNCTIONS[name]}, by {panel.ranking}: right {_share(none)} with all "
         f"heads; with {k} of {panel.total} masked {_share(top)} (top), {_percent(random.mean)} "
         f"(random, {low_draw} to {high_draw} in {draws}); difference "
-        f"{_points(apart)} points ({_points(low)} to {_points(high)}): {said}."
+        f"{_points(apart)} points ({_points(low)} to {_points(high)}), p = "
+        f"{panel.draw_p(name, k):.2g} over draws: {said}."
     )
 
 
@@ -174,6 +176,20 @@ def _warnings(run: Run, spec: MaskingSpec, panels: list[Panel]) -> list[str]:
         told.append(
             "Masks act on the prompt too: a stronger intervention than the paper's, which leaves "
             "the prompt alone."
+        )
+    if "gates" in spec.rank_by:
+        told += few_updates(spec.updates)
+    lent = {
+        f"{FUNCTIONS[name]} {panel.borrowed(name, k)} of {k}": None
+        for panel in of_first_ranking(panels)
+        for name in panel.functions
+        for k in panel.found.ks[name][-1:]
+        if panel.borrowed(name, k)
+    }
+    if lent:
+        told.append(
+            "Some layers have too few other heads for the same-layer control; taken from the next "
+            f"layers at the largest K: {', '.join(lent)}."
         )
     few = {
         FUNCTIONS[name]: panel.unmasked(name).n
@@ -367,7 +383,7 @@ def compare(one: Run, other: Run) -> list[dict[str, str]]:
                     row[f"{kind} {k or ''}".strip()] = "; ".join(
                         "-" if k is None else _percent(p.point(name, kind, k).mean) for p in (a, b)
                     )
-                sizes = (p.found.scores[name].flatten().abs() for p in (a, b))
+                sizes = (p.sizes(name).flatten() for p in (a, b))
                 row["heads"] = f"rank correlation {float(spearmanr(*sizes).statistic):.2f}"
                 rows.append(row)
     return rows

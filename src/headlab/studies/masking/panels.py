@@ -19,6 +19,7 @@ from headlab.stats import mean_interval, share_interval
 from headlab.studies.cells import Cell, labels
 from headlab.studies.masking.cell import Found, from_record
 from headlab.studies.masking.grades import ACCURACY, Grades, grades_of
+from headlab.studies.masking.masks import borrowed
 from headlab.tasks.cogqa import FUNCTIONS
 
 if TYPE_CHECKING:
@@ -39,10 +40,8 @@ class Point:
 
     @property
     def band(self) -> tuple[float, float]:
-        """What 95 % of the draws lie in; of fewer than 20, all of them."""
-        ends = (0.025, 0.975) if len(self.draws) >= 20 else (0.0, 1.0)
-        low, high = np.quantile(self.draws, ends)
-        return float(low), float(high)
+        """From the lowest draw to the highest."""
+        return min(self.draws), max(self.draws)
 
 
 @dataclass(frozen=True)
@@ -153,6 +152,15 @@ class Panel:
         before = self.values(function, "none", 0, heads_of="")[0]
         apart = self.values(function, "boosted", k)[0] - before
         return mean_of_pairs(apart)
+
+    def draw_p(self, function: str, k: int, score: str = ACCURACY) -> float:
+        """How often a random draw would be as low as the top K, were they one: its rank."""
+        top, random = (self.point(function, kind, k, score) for kind in ("top", "random"))
+        return (1 + sum(draw <= top.mean for draw in random.draws)) / (1 + len(random.draws))
+
+    def borrowed(self, function: str, k: int) -> int:
+        """Heads of the same-layer control that had to come from other layers."""
+        return borrowed(self.order(function)[:k], self.found.shape[1])
 
     def verdict(self, function: str, k: int, score: str = ACCURACY) -> str:
         """below: under the band of the draws, and beyond the interval; above: the other way round;

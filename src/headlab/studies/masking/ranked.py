@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from headlab.errors import HeadlabError
-from headlab.gatefits import Roles, Schedule, fit_gates
+from headlab.gatefits import Schedule, fit_gates
 from headlab.generation import Written
 from headlab.model import Model
 from headlab.probing import Training, fit_probe, pool
@@ -22,7 +22,7 @@ from headlab.studies.masking.judging import is_right
 from headlab.tasks.cogqa import FUNCTIONS, SubQuestion, as_example
 
 if TYPE_CHECKING:
-    from headlab.studies.masking.cell import Writer
+    from headlab.studies.masking.cell import Answering
 
 _GATE_SEEDS = 3
 GATE_BATCH = 32
@@ -75,7 +75,7 @@ def rank_functions(
     model: Model,
     train: list[SubQuestion],
     test: Sequence[SubQuestion],
-    writer: Writer,
+    writer: Answering,
 ) -> Ranked:
     """On training questions alone; the test questions only tell how well the probe does."""
     written = writer.answers("train", train)
@@ -103,7 +103,7 @@ def _pooled(
     model: Model,
     items: Sequence[SubQuestion],
     written: list[Written],
-    writer: Writer,
+    writer: Answering,
 ) -> Tensor:
     """[answer, layer, head, width]"""
     prompts = [item.prompt for item in items]
@@ -114,9 +114,9 @@ def _score(cell: Cell, model: Model, items: list[SubQuestion], name: str) -> Ten
     examples = [as_example(item) for item in items]
     if cell.method == "gates":
         schedule = Schedule(updates=cell.settings["updates"], batch=min(GATE_BATCH, len(examples)))
-        seeds = range(cell.seed, cell.seed + _GATE_SEEDS)
+        seeds = range(_GATE_SEEDS * cell.seed, _GATE_SEEDS * (cell.seed + 1))
         fit = fit_gates(model, examples, seeds, schedule, task=name)
-        return Roles(fit).scores["F"].double().mean(0)
+        return fit.minus.double().sigmoid().mean(0)  # F; wide, since gates saturate
     return rank(model, examples, cell.method, "log-prob", reference="zero", task=name).score
 
 
@@ -126,7 +126,7 @@ def _by_probe(
     answered: Answered,
     pooled: Tensor,
     test: Sequence[SubQuestion],
-    writer: Writer,
+    writer: Answering,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     labels = list(answered.labels)
     classes = [name for name in FUNCTIONS if name in labels]
