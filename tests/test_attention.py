@@ -175,6 +175,26 @@ def test_even_attention_is_exactly_the_null_which_knows_the_window(name, window)
     )
 
 
+def test_the_ratio_of_even_attention_is_1_whatever_the_prompts_lengths():
+    network = hf.AutoModelForCausalLM.from_config(tiny("llama").config)
+    model = even(Model(network.eval(), tiny_tokenizer()))
+    headlab.check(model)
+    found = profile(model, [random_ids(1, n)[0] for n in (8, 15, 30, 60)], [Head(0, 0)])
+    for end in found.ratio_band("received"):
+        torch.testing.assert_close(
+            end[:, :7], torch.ones(1, 7, dtype=torch.float64), atol=1e-5, rtol=0
+        )
+
+
+@pytest.mark.parametrize("name", ["gptj", "llama", "gemma2"])
+def test_the_null_is_causal_in_narrow_dtypes_too(name):
+    model = Model(copy.deepcopy(tiny(name)).to(torch.float16), tiny_tokenizer(), name=name)
+    headlab.check(model)
+    found = profile(model, [random_ids(1, 12)[0]], [Head(0, 0)])
+    wanted = torch.tensor([1 / (i + 1) for i in range(12)])
+    torch.testing.assert_close(found.null["first"][0, 0][:4], wanted[:4], atol=1e-6, rtol=0)
+
+
 def test_the_null_falls_with_more_tokens_alone():
     model = checked("llama")
     short, long = (profile(model, [random_ids(1, n)[0]], [Head(0, 0)]) for n in (20, 40))
@@ -212,9 +232,12 @@ def test_inserted_text_is_found_among_the_tokens():
     told = model.tokenizer.decode(ids[marks])
     assert told.strip() == "/ / /"
     assert torch.equal(marks, inserted_tokens(model, text, [7, 12]))
-    for wrong in ("none of it", [3, 2], [0, 99], "", None):
+    assert torch.equal(marks, inserted_tokens(model, text, " / / / "))
+    for wrong in ("none of it", [3, 2], [0, 99], "", None, [1, 1e400], "/"):
         with pytest.raises(HeadlabError):
             inserted_tokens(model, text, wrong)
+    with pytest.raises(HeadlabError, match="holds both inserted text and 't' of the prompt"):
+        inserted_tokens(model, "in the answer", "he")
 
 
 # --- types ---
@@ -224,9 +247,8 @@ def test_the_head_that_copies_the_token_before_is_a_previous_token_head():
     found = find_types(planted(), n=4, length=5)
     (head, score), *_ = found.top("previous-token")
     assert (head, score > 0.9) == (Head(0, 1), True)
-    assert found.null["previous-token"] == pytest.approx(
-        sum(1 / (i + 1) for i in range(5, 10)) / 5, abs=1e-6
-    )
+    even = sum(1 / (i + 1) for i in range(5, 10)) / 5
+    assert found.null["previous-token"].tolist() == pytest.approx([even, even], abs=1e-6)
 
 
 def test_a_planted_induction_head_is_found_and_breaks_with_its_partner():
@@ -274,7 +296,9 @@ def test_the_command_leaves_figures_table_and_page(tmp_path):
     for name in ("attention.png", "attention.pdf", "attention.csv", "attention.html"):
         assert (tmp_path / "o" / name).stat().st_size > 100
     head = (tmp_path / "o" / "attention.csv").read_text().splitlines()[0]
-    assert head == "head,statistic,position,mean,low,high,uniform,ratio,prompts"
+    assert head == (
+        "head,statistic,position,mean,low,high,uniform,ratio,ratio_low,ratio_high,prompts"
+    )
 
 
 def test_the_command_names_types(tmp_path):
@@ -301,6 +325,10 @@ def test_the_command_names_types(tmp_path):
         (["--prompt", "a b", "--heads", "L0H1", "--rows", "original"], 'needs "inserted"'),
         (["--prompt", "a", "--heads", "L0H1"], "fewer than two tokens"),
         (["--types", "--length", "4000"], "279 ordinary tokens"),
+        (["--types", "--length", "2"], "three tokens at least"),
+        (["--types", "--n", "3"], "are for --heads"),
+        (["--prompt", "a b", "--heads", "L0H1", "--length", "9"], "are for --types"),
+        (["--prompt", "a b", "--heads", "L0H1", "--n", "9"], "--n is for --data"),
     ],
 )
 def test_wrong_options_are_one_sentence(tmp_path, options, says):

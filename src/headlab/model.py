@@ -15,7 +15,7 @@ from headlab.gates import ZERO, Gates, Reference, gate_heads
 from headlab.kernels import Norm, Rotary
 from headlab.restart import Forms, ended_at
 from headlab.seam import Seam, find_seam
-from headlab.texts import BosPolicy, Prompt, Texts
+from headlab.texts import BosPolicy, PerPrompt, Prompt, Texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -27,15 +27,34 @@ class Tokens(NamedTuple):
     ids: Tensor  # [example, position]
     mask: Tensor  # [example, position], True at real tokens
     right: bool = False  # known to have all pads on the right
+    given: Tensor | None = None  # [example, position], positions other than 0, 1, 2 ...
+    hidden: Tensor | None = None  # [example, position], True where nobody may look
 
     @property
     def positions(self) -> Tensor:
         """Each real token's own position, whatever the padding side. [example, position]"""
+        if self.given is not None:
+            return self.given
         return (self.mask.long().cumsum(1) - 1).clamp(min=0)
+
+    @property
+    def keys(self) -> Tensor:
+        """True at tokens that others may look at. [example, position]"""
+        return self.mask if self.hidden is None else self.mask & ~self.hidden
+
+    def picked(self, rows: Tensor) -> Tokens:
+        """These rows, some perhaps many times."""
+        return Tokens(
+            self.ids[rows],
+            self.mask[rows],
+            self.right,
+            None if self.given is None else self.given[rows],
+            None if self.hidden is None else self.hidden[rows],
+        )
 
     def repeated(self, copies: int) -> Tokens:
         """All rows, so many times over."""
-        return self._replace(ids=self.ids.repeat(copies, 1), mask=self.mask.repeat(copies, 1))
+        return self.picked(torch.arange(len(self.ids), device=self.ids.device).repeat(copies))
 
 
 class Model(Texts):
@@ -70,6 +89,7 @@ class Model(Texts):
         self.rotary: Rotary | None = None  # its own function, once headlab.check proves ours
         self.budget: int | None = None  # tokens in a pass, once the engine has found it
         self.back_offs = 0  # how often memory ran out and a pass was made smaller
+        self._heeds_positions: bool | None = None  # until somebody gives some
         self._gates: Gates | None = None
         self._positional = False  # the active gates or their reference differ between positions
         inner = hf.get_base_model() if hasattr(hf, "get_base_model") else hf  # PEFT wraps
@@ -148,9 +168,18 @@ class Model(Texts):
     # --- tokens ---
 
     def tokens(
-        self, prompts: Prompt | Sequence[Prompt], padding: Literal["right", "left"] = "right"
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        padding: Literal["right", "left"] = "right",
+        *,
+        position_ids: PerPrompt = None,
+        hidden: PerPrompt = None,
     ) -> Tokens:
-        """One padded batch. A tensor of shape [example, position] is taken as it is."""
+        """One padded batch. A tensor of shape [example, position] is taken as it is.
+
+        `position_ids` are the positions of a prompt's tokens where they are not 0, 1, 2 ...;
+        `hidden` marks tokens that keep their positions and that nobody may look at.
+        """
         if isinstance(prompts, Tensor) and prompts.ndim == 2:
             prompts = list(prompts)
         if isinstance(prompts, (str, Tensor)):
@@ -158,14 +187,56 @@ class Model(Texts):
         if not len(prompts):
             raise HeadlabError("no prompts were given")
         rows = [self.ids(prompt) for prompt in prompts]
+        given, unseen = self.placed(rows, position_ids, hidden)
         longest = max(len(row) for row in rows)
-        ids = torch.full((len(rows), longest), self._pad_id)
-        mask = torch.zeros(len(rows), longest, dtype=torch.bool)
-        for number, row in enumerate(rows):
-            where = slice(0, len(row)) if padding == "right" else slice(longest - len(row), None)
-            ids[number, where] = row
-            mask[number, where] = True
-        return Tokens(ids.to(self.device), mask.to(self.device), right=padding == "right")
+
+        def padded(parts: Sequence[Tensor], pad: int, dtype: torch.dtype) -> Tensor:
+            found = torch.full((len(rows), longest), pad, dtype=dtype)
+            for row, part in zip(found, parts, strict=True):
+                start = 0 if padding == "right" else longest - len(part)
+                row[start : start + len(part)] = part
+            return found.to(self.device)
+
+        return Tokens(
+            padded(rows, self._pad_id, torch.long),
+            padded([torch.ones(len(row)) for row in rows], 0, torch.bool),
+            right=padding == "right",
+            given=None if given is None else padded(given, 0, torch.long),
+            hidden=None if unseen is None else padded(unseen, 0, torch.bool),
+        )
+
+    def placed(
+        self, prompts: Sequence[Tensor], position_ids: PerPrompt, hidden: PerPrompt
+    ) -> tuple[list[Tensor] | None, list[Tensor] | None]:
+        """Positions and hidden tokens of each prompt, checked; None where all are as always."""
+        given, unseen = super().placed(prompts, position_ids, hidden)
+        if not (given is None and unseen is None) and not self.heeds_positions:
+            raise HeadlabError(
+                f"{self.name} does not heed positions that it is given, so its prompts can have "
+                "no gaps and no hidden tokens"
+            )
+        return given, unseen
+
+    @property
+    def heeds_positions(self) -> bool:
+        """Whether positions that are given change its logits, as two passes show, once: with ALiBi
+        they need not, even where they are taken."""
+        if self._heeds_positions is None:
+            if self._gates is not None:
+                raise HeadlabError(
+                    f"whether {self.name} heeds positions is seen in a clean run; make the tokens "
+                    "before the gated block"
+                )
+            ids = torch.arange(1, 7, device=self.device)[None] * self.vocabulary // 7
+            near = Tokens(ids, torch.ones_like(ids, dtype=torch.bool))
+            gap = min(16, (self.max_length or 22) - ids.shape[1])
+            far = near._replace(given=near.positions + gap * (near.positions > 2))
+            with torch.no_grad():
+                here, there = (self.hf(**self.inputs(each)).logits for each in (near, far))
+            # Where they are not heeded the two passes are the same.
+            moved = (here - there).abs().max() > 1e-4 * here.abs().max()
+            self._heeds_positions = self.takes_positions and bool(moved)
+        return self._heeds_positions
 
     @property
     def _pad_id(self) -> int:
@@ -226,10 +297,11 @@ class Model(Texts):
         they are taken for tokens, and attention needs no mask, which makes it a good deal faster.
         """
         if tokens.right and self.causal:
-            tokens = Tokens(tokens.ids, torch.ones_like(tokens.mask))
+            tokens = tokens._replace(mask=torch.ones_like(tokens.mask))
         inputs: dict[str, Any] = {
             "input_ids": tokens.ids,
-            "attention_mask": tokens.mask.long(),
+            # Never None: transformers would take positions that jump for texts packed together.
+            "attention_mask": tokens.keys.long(),
             "use_cache": False,
         }
         if self.takes_positions:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Prompt = str | Tensor  # text, or token ids of shape [position]
+PerPrompt = Tensor | Sequence[Tensor | None] | None  # [position] of each prompt, or of some
 BosPolicy = Literal["auto", "yes", "no"]
 
 
@@ -77,6 +78,32 @@ class Texts:
                 f"the prompt has {len(ids)} tokens, {self.name} takes at most {self.max_length}"
             )
         return ids
+
+    def placed(
+        self, prompts: Sequence[Tensor], position_ids: PerPrompt, hidden: PerPrompt
+    ) -> tuple[list[Tensor] | None, list[Tensor] | None]:
+        """Positions and hidden tokens of each prompt, checked; None where all are as always."""
+        if position_ids is None and hidden is None:
+            return None, None
+        plain = [torch.arange(len(prompt)) for prompt in prompts]
+        positions = _per_prompt("position_ids", plain, position_ids)
+        unseen = _per_prompt("hidden", [each < 0 for each in plain], hidden)
+        for number, (own, covered) in enumerate(zip(positions, unseen, strict=True), 1):
+            if int(own[0]) != 0 or (own.diff() < 1).any():
+                raise HeadlabError(
+                    "positions start at 0 and grow from token to token; those of prompt "
+                    f"{number} are {_few(own)}"
+                )
+            if self.max_length and int(own[-1]) >= self.max_length:
+                raise HeadlabError(
+                    f"prompt {number} reaches position {int(own[-1])}; {self.name} has "
+                    f"{self.max_length}, from 0"
+                )
+            if covered.all():
+                raise HeadlabError(f"all tokens of prompt {number} are hidden; leave one to see")
+        moved = any(not torch.equal(own, each) for own, each in zip(positions, plain, strict=True))
+        covers = any(bool(each.any()) for each in unseen)
+        return positions if moved else None, unseen if covers else None
 
     def chat(self, text: str) -> Tensor:
         """The ids of what a user says, in the model's own chat template, up to its answer."""
@@ -170,6 +197,32 @@ class Texts:
     def _decode(self, ids: list[int]) -> str:
         assert self.tokenizer is not None
         return self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+
+
+def _per_prompt(what: str, plain: list[Tensor], given: PerPrompt) -> list[Tensor]:
+    """What is given for each prompt, of the shape and kind of what it has without."""
+    if given is None:
+        return plain
+    rows = [given] if isinstance(given, Tensor) and given.ndim == 1 else list(given)
+    if len(rows) != len(plain):
+        raise HeadlabError(f"{what} of {len(rows)} prompts were given for {len(plain)}")
+    found = []
+    for number, (row, own) in enumerate(zip(rows, plain, strict=True), 1):
+        row = own if row is None else torch.as_tensor(row).cpu()
+        is_like = row.is_floating_point(), row.dtype == torch.bool
+        if row.shape != own.shape or is_like != (False, own.dtype == torch.bool):
+            kind = "true or false" if own.dtype == torch.bool else "a whole number"
+            raise HeadlabError(
+                f"{what} of prompt {number} are {kind} for each of its {len(own)} tokens, not "
+                f"{str(row.dtype).removeprefix('torch.')} of shape {list(row.shape)}"
+            )
+        found.append(row.to(own.dtype))
+    return found
+
+
+def _few(numbers: Tensor) -> str:
+    shown = ", ".join(map(str, numbers[:8].tolist()))
+    return f"{shown} ..." if len(numbers) > 8 else shown
 
 
 def _require_utf8(text: str) -> None:

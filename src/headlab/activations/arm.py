@@ -65,7 +65,8 @@ class Arm:
             raise HeadlabError(f"ARM's seed is a whole number, 0 or more, not {self.seed}")
 
     def __str__(self) -> str:
-        return f"c={self.c!r},p1={self.p1!r},seed={self.seed}"
+        c, p1 = (f"{n:g}" if float(f"{n:g}") == n else repr(n) for n in (self.c, self.p1))
+        return f"c={c},p1={p1},seed={self.seed}"
 
     def as_dict(self) -> dict[str, float | int]:
         return asdict(self)
@@ -171,8 +172,10 @@ def parse_arm(given: str | Mapping[str, object] | Arm) -> Arm:
         values: Mapping[str, object] = {name: value for name, _, value in pairs}
         if any(not mark for _, mark, _ in pairs) or len(values) < len(pairs):
             raise HeadlabError(f"{given!r} is no setting of ARM; {example}")
-    else:
+    elif isinstance(given, Mapping):
         values = given
+    else:
+        raise HeadlabError(f"{given!r} is no setting of ARM; {example}")
     if wrong := [name for name in values if name not in ("c", "p1", "seed")]:
         raise HeadlabError(f"ARM has c, p1 and seed, not {wrong[0]!r}; {example}")
     if missing := [name for name in ("c", "p1") if name not in values]:

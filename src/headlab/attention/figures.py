@@ -19,6 +19,7 @@ from headlab.wording import count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from torch import Tensor
 
 TITLES = {
     "received": "received from later tokens",
@@ -41,9 +42,10 @@ def plot_profiles(profiles: Profiles) -> Figure:
             figsize=(2.3 * len(names), 1.75 * len(profiles.heads) + 0.5),
             squeeze=False,
         )
+        bands = {name: profiles.band(name) for name in names}
         for row, head in zip(axes, range(len(profiles.heads)), strict=True):
             for axis, name in zip(row, names, strict=True):
-                _draw(axis, profiles, name, head)
+                _draw(axis, profiles, name, head, bands[name])
             row[0].set_ylabel(str(profiles.heads[head]))
         for axis, name in zip(axes[0], names, strict=True):
             axis.set_title(TITLES[name], loc="left", fontsize=8)
@@ -54,9 +56,9 @@ def plot_profiles(profiles: Profiles) -> Figure:
     return figure
 
 
-def _draw(axis: Any, profiles: Profiles, name: str, head: int) -> None:
+def _draw(axis: Any, profiles: Profiles, name: str, head: int, band: tuple[Tensor, Tensor]) -> None:
     mean, null = profiles.mean(name)[head], profiles.mean(name, null=True)[head]
-    low, high = (end[head] for end in profiles.band(name))
+    low, high = (end[head] for end in band)
     places = range(len(mean))
     axis.plot(places, null, color=GREY, lw=1, ls="--")
     axis.plot(places, mean, color=BLUE, lw=1.1)
@@ -126,7 +128,7 @@ def plot_types(types: HeadTypes) -> Figure:
             mean = types.scores[name].double().mean(-1)
             picture = axis.imshow(mean.T.numpy(), cmap="Blues", vmin=0, vmax=1, aspect="auto")
             for head, score in types.top(name, 4):
-                if score > max(0.1, 3 * types.null[name]):
+                if score > max(0.1, 3 * float(types.null[name][head.layer])):
                     late = head.layer > 0.85 * layers  # its name stands on the left
                     axis.annotate(
                         str(head),
@@ -150,7 +152,7 @@ def plot_types(types: HeadTypes) -> Figure:
         for axis in axes[-1]:
             axis.set_xlabel("layer", fontsize=8)
         figure.tight_layout()
-        even = ", ".join(f"{name} {types.null[name]:.3f}" for name in names)
+        even = ", ".join(f"{name} {float(types.null[name].mean()):.3f}" for name in names)
         add_caption(
             figure,
             f"{types.model}, {layers} x {heads} heads: mean weight of the queries in the second "
@@ -171,9 +173,9 @@ def type_rows(types: HeadTypes) -> list[dict[str, Any]]:
             low, high = scores.interval
             row |= {
                 name: float(scores.score[head]),
-                f"{name}_low": float(low[head]),
-                f"{name}_high": float(high[head]),
-                f"{name}_uniform": types.null[name],
+                f"{name}_low": max(0.0, float(low[head])),
+                f"{name}_high": min(1.0, float(high[head])),
+                f"{name}_uniform": float(types.null[name][head.layer]),
             }
         rows.append(row)
     return rows

@@ -42,14 +42,20 @@ def inserted_tokens(texts: Texts, prompt: str, inserted: str | Sequence[int]) ->
     """[position], True where a token holds any of the inserted text: a part of the prompt, or the
     numbers of its first letter and of the one after its last."""
     if isinstance(inserted, str):
-        start = prompt.find(inserted)
-        if not inserted or start < 0:
+        text = inserted.strip()
+        start = prompt.find(text)
+        if not text or start < 0:
             raise HeadlabError(f"{inserted[:40]!r} was to be inserted, and is not in its prompt")
-        stop = start + len(inserted)
+        if prompt.find(text, start + 1) >= 0:
+            raise HeadlabError(
+                f"{inserted[:40]!r} is in its prompt more than once; say where it was inserted: "
+                '"inserted": [first, last]'
+            )
+        stop = start + len(text)
     else:
         try:
             start, stop = (int(end) for end in inserted)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             start, stop = -1, -1
         if not 0 <= start < stop <= len(prompt):
             raise HeadlabError(
@@ -58,6 +64,14 @@ def inserted_tokens(texts: Texts, prompt: str, inserted: str | Sequence[int]) ->
     if texts.tokenizer is None or not texts.tokenizer.is_fast:
         raise HeadlabError(f"{texts.name} has no tokenizer that knows where its tokens stand")
     spans = texts.tokenizer(prompt, return_offsets_mapping=True, add_special_tokens=False)
-    marks = [first < stop and last > start for first, last in spans["offset_mapping"]]
+    where = [(first, last) for first, last in spans["offset_mapping"]]
+    marks = [first < stop and last > start for first, last in where]
+    for (first, last), mine in zip(where, marks, strict=True):
+        own = (prompt[max(first, 0) : start] + prompt[stop:last]).strip()
+        if mine and own:
+            raise HeadlabError(
+                f"a token of {texts.name} holds both inserted text and {own!r} of the prompt; put "
+                "spaces around what is inserted"
+            )
     before = len(texts.ids(prompt)) - len(marks)  # a BOS
     return torch.tensor([False] * before + marks)

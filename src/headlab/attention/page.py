@@ -55,11 +55,15 @@ def page_data(model: Model, profiles: Profiles, prompt: str) -> dict[str, Any]:
                     "low": rounded(low[number], 4),
                     "high": rounded(high[number], 4),
                     "uniform": rounded(profiles.mean(name, null=True)[number], 4),
+                    "ratio_low": rounded(ratio_low[number], 4),
+                    "ratio_high": rounded(ratio_high[number], 4),
                 }
                 for number in range(len(profiles.heads))
             ]
             for name in profiles.values
-            for low, high in [profiles.band(name)]
+            for (low, high), (ratio_low, ratio_high) in [
+                (profiles.band(name), profiles.ratio_band(name))
+            ]
         },
         "reached": {  # by how many prompts a position is
             name: (~values[:, 0].isnan()).sum(0).tolist()

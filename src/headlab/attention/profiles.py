@@ -6,7 +6,8 @@ Weights A[i, j] are what query i gives key j. For every position:
     given     1 - A[i, i]: what it gives to tokens before it
     entropy   of A[i, :], in nats
     first     A[i, 0]: what it gives to the first token
-    distance  by d: mean over queries i >= d of A[i, i - d]
+    distance  by d: mean over queries i >= d of A[i, i - d]; i and j are positions, so that one
+              that no token has, or a hidden one has, is given nothing
 
 The last token receives nothing. The null of each is the same statistic of queries that look evenly
 at all they may look at: with more tokens each gets less, whatever a head does. It knows of windows,
@@ -29,7 +30,7 @@ from headlab.errors import HeadlabError
 from headlab.heads import Head
 from headlab.kernels import gpu_kernels
 from headlab.stats import mean_interval
-from headlab.texts import Prompt
+from headlab.texts import PerPrompt, Prompt
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -71,6 +72,20 @@ class Profiles:
         """Observed over uniform, [head, position]: a ratio of means over prompts."""
         return self.mean(statistic) / self.mean(statistic, null=True)
 
+    def ratio_band(self, statistic: str) -> tuple[Tensor, Tensor]:
+        """95 % interval of the ratio, [head, position] twice: what prompts of other lengths would
+        change by themselves is in both of its parts and cancels."""
+        values, null = self.values[statistic].double(), self.null[statistic].double()
+        ratio, even = self.ratio(statistic), self.mean(statistic, null=True)
+        low, high = (torch.full_like(ratio, torch.nan) for _ in "lh")
+        there = ~values[:, 0].isnan()  # [prompt, position]
+        for place in (there.sum(0) > 1).nonzero().flatten().tolist():
+            own = there[:, place]
+            apart = values[own, :, place] - ratio[None, :, place] * null[own, :, place]
+            for end, into in zip(mean_interval(apart.T, n=500), (low, high), strict=True):
+                into[:, place] = (end / even[:, place] + ratio[:, place]).clamp(min=0)
+        return low, high
+
     def table(self) -> pd.DataFrame:
         """A row a head, statistic and position: mean, interval, null, ratio, number of prompts."""
         import pandas as pd
@@ -79,6 +94,7 @@ class Profiles:
         for statistic in self.values:
             mean, null = self.mean(statistic), self.mean(statistic, null=True)
             low, high = self.band(statistic)
+            ratio_low, ratio_high = self.ratio_band(statistic)
             count = (~self.values[statistic].isnan()).sum(0)
             for number, head in enumerate(self.heads):
                 parts.append(
@@ -92,6 +108,8 @@ class Profiles:
                             "high": high[number],
                             "uniform": null[number],
                             "ratio": mean[number] / null[number],
+                            "ratio_low": ratio_low[number],
+                            "ratio_high": ratio_high[number],
                             "prompts": count[number],
                         }
                     )
@@ -106,13 +124,17 @@ def profile(
     heads: Sequence[Head],
     inserted: Sequence[Tensor] | None = None,
     *,
+    position_ids: PerPrompt = None,
+    hidden: PerPrompt = None,
     progress: Progress | None = None,
 ) -> Profiles:
     """Statistics of the heads on every prompt.
 
     `inserted` marks tokens of each prompt that are not its own (fillers): as queries they are not
     counted, as keys they are left out, and the others close up, so that prompts with and without
-    them line up.
+    them line up. `position_ids` are the positions of each prompt's tokens, from 0 and growing
+    (None: 0, 1, 2 ...); `hidden` marks tokens of each prompt that keep their positions and that no
+    query may look at: they count as inserted.
 
     >>> found = profile(model, prompts, [Head(0, 4)])                         # doctest: +SKIP
     >>> found.ratio("received").shape                                         # doctest: +SKIP
@@ -133,6 +155,9 @@ def profile(
         own = [~torch.as_tensor(each, dtype=torch.bool) for each in inserted]
         if [len(each) for each in own] != [len(run) for run in runs]:
             raise HeadlabError("what is inserted must be marked for every token of every prompt")
+    given, unseen = model.placed(runs, position_ids, hidden)
+    if unseen is not None:
+        own = [mine & ~covered for mine, covered in zip(own, unseen, strict=True)]
     short = [number for number, each in enumerate(own) if int(each.sum()) < 2]
     if short:
         raise HeadlabError(f"prompt {short[0] + 1} has fewer than two tokens to look at")
@@ -142,7 +167,12 @@ def profile(
         {name: torch.full(shape, torch.nan) for name in STATISTICS} for _ in ("observed", "null")
     )
     for rows in by_length([len(run) for run in runs], find_budget(model)):
-        sums = _Sums(model.tokens([runs[row] for row in rows]), [own[row] for row in rows], heads)
+        tokens = model.tokens(
+            [runs[row] for row in rows],
+            position_ids=None if given is None else [given[row] for row in rows],
+            hidden=None if unseen is None else [unseen[row] for row in rows],
+        )
+        sums = _Sums(tokens, [own[row] for row in rows], heads)
         with gpu_kernels(model):
             watch(model, sums.tokens, sums.by_layer, sums.add)
         for into, found in ((values, sums.observed), (null, sums.even)):
@@ -183,10 +213,10 @@ class _Sums:
 
     def add(self, block: Block) -> None:
         places = self.places[block.layer]
-        self.observed.add(block, block.weights, self.own, places)
+        self.observed.add(block, block.weights, self, places)
         even = block.allowed.float()
         even = even / even.sum(-1, keepdim=True).clamp(min=1)
-        self.even.add(block, even, self.own, places)
+        self.even.add(block, even, self, places)
 
 
 class _Statistics:
@@ -195,8 +225,9 @@ class _Statistics:
     def __init__(self, shape: tuple[int, int, int], device: torch.device):
         self.sums = {name: torch.zeros(shape, device=device) for name in STATISTICS}
 
-    def add(self, block: Block, weights: Tensor, own: Tensor, places: list[int]) -> None:
+    def add(self, block: Block, weights: Tensor, sums: _Sums, places: list[int]) -> None:
         positions, width = weights.shape[-1], weights.shape[-2]
+        own, given = sums.own, sums.tokens.given
         rows, heads = own.shape[0], len(places)
         queries = torch.arange(block.first, block.first + width, device=weights.device)
         keys = torch.arange(positions, device=weights.device)
@@ -212,17 +243,26 @@ class _Statistics:
         for name, values in per_query.items():
             spread = values.expand(rows, heads, width)
             self.sums[name][:, places, block.first : block.first + width] = spread
-        flat = counted.expand(rows, heads, width, positions).flatten(2)
-        where = apart.clamp(min=0).flatten().expand_as(flat)
+        apart = apart[None]  # [row|1, query, key]
+        if given is not None:
+            apart = given[:, queries, None] - given[:, None, :]
+        # Longer ones than there are tokens are not shown.
+        within = counted.masked_fill(((apart < 0) | (apart >= positions))[:, None], 0.0)
+        flat = within.expand(rows, heads, width, positions).flatten(2)
+        where = apart.clamp(0, positions - 1).flatten(1)[:, None].expand_as(flat)
         by_distance = torch.zeros(rows, heads, positions, device=weights.device)
-        by_distance.scatter_add_(2, where, flat.masked_fill((apart < 0).flatten(), 0.0))
+        by_distance.scatter_add_(2, where, flat)
         self.sums["distance"][:, places] += by_distance
 
     def statistics(self, sums: _Sums) -> dict[str, Tensor]:
         """Means by position of the prompts' own tokens, closed up; NaN where there is none."""
         own = sums.own  # [row, position]
-        from_here = own.flip(1).cumsum(1).flip(1)  # own queries at and after each position
+        from_here = own.flip(1).cumsum(1).flip(1)  # own queries at and after each place
         counts = {"received": from_here - own.long(), "distance": from_here}
+        if sums.tokens.given is not None:
+            at = sums.tokens.given.clamp(max=own.shape[1] - 1)
+            by_position = torch.zeros_like(from_here).scatter_add(1, at, own.long())
+            counts["distance"] = by_position.flip(1).cumsum(1).flip(1)
         found = {}
         longest = int(own.sum(1).max())
         for name, total in self.sums.items():
@@ -233,7 +273,7 @@ class _Statistics:
             closed = torch.full((*total.shape[:2], longest), torch.nan)
             for row, mine in enumerate(own):
                 if name == "distance":  # of distances, not of positions
-                    n = min(longest, int(mine.nonzero().max()) + 1)
+                    n = min(longest, int(sums.tokens.positions[row][mine].max()) + 1)
                     closed[row, :, :n] = values[row, :, :n].cpu()
                 else:
                     n = int(mine.sum())

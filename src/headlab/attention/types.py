@@ -38,7 +38,7 @@ class HeadTypes:
 
     model: str
     scores: dict[str, Tensor]  # by type, [layer, head, sequence]
-    null: dict[str, float]  # of even attention
+    null: dict[str, Tensor]  # by type, [layer], of even attention; layers may have windows
     length: int  # tokens that are repeated
     seed: int
 
@@ -60,7 +60,11 @@ class HeadTypes:
             examples=[f"sequence-{number}" for number in range(n)],
             values=self.scores[name],
             clean=torch.full((n,), torch.nan),
-            settings={"seed": self.seed, "length": self.length, "uniform": self.null[name]},
+            settings={
+                "seed": self.seed,
+                "length": self.length,
+                "uniform": self.null[name].tolist(),
+            },
         )
 
 
@@ -78,8 +82,8 @@ def find_types(
     >>> found.top("induction", 1)                                             # doctest: +SKIP
     [(Head(layer=7, head=2), 0.93)]
     """
-    if n < 2 or length < 2:
-        raise HeadlabError("two sequences of two tokens at least are needed to name types of heads")
+    if n < 2 or length < 3:
+        raise HeadlabError("two sequences of three tokens at least are needed to tell types apart")
     ids = repeated(model, n, length, seed)
     start = ids.shape[1] - 2 * length  # a BOS stands before
     limit = model.max_length
@@ -93,7 +97,7 @@ def find_types(
     ways = {"previous-token": 1, "induction": length - 1, "duplicate-token": length}
     second = range(start + length, ids.shape[1])  # queries of the repetition
     everything = {layer: list(range(model.n_heads)) for layer in range(model.n_layers)}
-    null = dict.fromkeys(TYPES, 0.0)
+    null = {name: torch.zeros(model.n_layers) for name in TYPES}
     for rows in by_length([ids.shape[1]] * n, find_budget(model)):
 
         def add(block: Block, rows: list[int] = rows) -> None:
@@ -110,7 +114,7 @@ def find_types(
                 found = block.weights[:, :, there, keys].sum(-1) / length  # [row, head]
                 scores[name][block.layer, :, rows] += found.T.cpu()
                 share = even[:, :, there, keys].mean((0, 1)).sum() / length
-                null[name] += float(share) * len(rows) / (n * model.n_layers)
+                null[name][block.layer] += float(share) * len(rows) / n
 
         with gpu_kernels(model):
             watch(model, model.tokens(list(ids[rows])), everything, add)
@@ -122,7 +126,7 @@ def find_types(
 def repeated(model: Model, n: int, length: int, seed: int) -> Tensor:
     """[sequence, position]: random ordinary tokens, each once, then all of them again; after BOS
     where the model has one."""
-    special = set(getattr(model.tokenizer, "all_special_ids", None) or [])
+    special = set(model.special_tokens.values()) if model.tokenizer is not None else set()
     ordinary = torch.tensor([token for token in range(model.vocabulary) if token not in special])
     if model.tokenizer is not None:  # rows of the embedding that no token has
         ordinary = ordinary[ordinary < len(model.tokenizer)]

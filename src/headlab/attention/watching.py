@@ -47,7 +47,7 @@ def watch(
     layers = sorted(layer for layer, own in heads.items() if own)
     if not layers:
         raise HeadlabError("no heads were asked for")
-    watcher = _Watcher(tokens, heads, visit)
+    watcher = _Watcher(tokens, heads, visit, model.dtype)
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(visible_attention(model.hf))
@@ -97,8 +97,10 @@ class _Watcher(TorchFunctionMode):
         tokens: Tokens,
         heads: Mapping[int, Sequence[int]],
         visit: Callable[[Block], None],
+        dtype: torch.dtype,
     ):
         super().__init__()
+        self._lowest = torch.finfo(dtype).min / 2  # a mask's least number is the model's own
         self.rows, self.positions = tokens.ids.shape
         self.heads, self.visit = heads, visit
         self.layer: int | None = None
@@ -155,7 +157,7 @@ class _Watcher(TorchFunctionMode):
                     allowed = allowed & mask[:, :1]
                 else:
                     block = block + mask.float()
-                    allowed = allowed & _is_open(mask[:, :1])
+                    allowed = allowed & (mask[:, :1] > self._lowest)
             weights = block.masked_fill(~allowed, -torch.inf).softmax(-1)
             self.visit(Block(self.layer, first, weights.nan_to_num(0.0), allowed))
 
@@ -172,7 +174,7 @@ class _Watcher(TorchFunctionMode):
                     self.layer,
                     first,
                     weights[:, :, first:last].float(),
-                    _is_open(scores[:, :, first:last]),
+                    scores[:, :, first:last] > self._lowest,
                 )
             )
 
@@ -183,8 +185,3 @@ class _Watcher(TorchFunctionMode):
         size = max(1, room // row)
         for first in range(0, self.positions, size):
             yield first, min(self.positions, first + size)
-
-
-def _is_open(mask: Tensor) -> Tensor:
-    """Where an additive mask lets a query look: elsewhere it is minus infinity, or nearly."""
-    return mask > torch.finfo(mask.dtype).min / 2

@@ -46,14 +46,16 @@ def attention(
     rows: Annotated[
         str, typer.Option(help="all tokens, or original: without those that were inserted.")
     ] = "all",
-    n: Annotated[int | None, typer.Option(help="Prompts of --data, at most.", min=1)] = None,
+    n: Annotated[
+        int | None, typer.Option(help="Prompts of --data, at most. Default: 100", min=1)
+    ] = None,
     types: Annotated[
         bool, typer.Option("--types", help="Every head's type: previous-token, induction ...")
     ] = False,
     length: Annotated[
-        int, typer.Option(help="--types: random tokens that are said twice.", min=2)
-    ] = 64,
-    sequences: Annotated[int, typer.Option(help="--types: how often.", min=2)] = 16,
+        int | None, typer.Option(help="--types: random tokens that are said twice. Default: 64")
+    ] = None,
+    sequences: Annotated[int | None, typer.Option(help="--types: how often. Default: 16")] = None,
     seed: Seed = 0,
     top: Annotated[int, typer.Option(help="--types: heads of each type.", min=1)] = 5,
     folder: Annotated[
@@ -66,22 +68,22 @@ def attention(
     silent = quiet or as_json
     if types == (heads is not None):
         raise HeadlabError("give --heads to look at some, or --types to name the types of all")
-    if types and (prompt is not None or data is not None):
-        raise HeadlabError("--types makes its own sequences; --prompt and --data are for --heads")
+    others = (prompt, data, n, None if rows == "all" else rows)
+    if types and any(each is not None for each in others):
+        raise HeadlabError(
+            "--types makes its own sequences; --prompt, --data, --n and --rows are for --heads"
+        )
+    if not types and (length is not None or sequences is not None):
+        raise HeadlabError("--length and --sequences are for --types")
+    if n is not None and data is None:
+        raise HeadlabError("--n is for --data")
     if rows not in ("all", "original"):
         raise HeadlabError(f"--rows is all or original, not {rows!r}")
     require_folder(folder)
     if types:
-        _types(
-            load_model(model, loading, silent),
-            sequences,
-            length,
-            seed,
-            top,
-            folder,
-            as_json,
-            silent,
-        )
+        loaded = load_model(model, loading, silent)
+        asked = (16 if sequences is None else sequences, 64 if length is None else length)
+        _types(loaded, *asked, seed, top, folder, as_json, silent)
         return
     from headlab.heads import parse_heads
     from headlab.prompts import read_questions
@@ -89,7 +91,7 @@ def attention(
     named = parse_heads(heads or "")
     if (prompt is None) == (data is None):
         raise HeadlabError("give --prompt with a text, or --data with a file of them")
-    questions = [{"prompt": prompt}] if data is None else read_questions(data)[:n]
+    questions = [{"prompt": prompt}] if data is None else read_questions(data)[: n or 100]
     loaded = load_model(model, loading, silent)
     from headlab.attention import profile
     from headlab.attention.figures import save_profiles
@@ -195,7 +197,7 @@ def _types_summary(found: HeadTypes, top: int) -> dict[str, Any]:
         "length": found.length,
         "types": {
             name: {
-                "uniform": found.null[name],
+                "uniform": float(found.null[name].mean()),
                 "heads": {str(head): score for head, score in found.top(name, top)},
             }
             for name in found.scores
@@ -210,5 +212,5 @@ def _print_types(found: HeadTypes, top: int) -> None:
     table = new_table("type", "heads", "even attention")
     for name in found.scores:
         listed = "  ".join(f"{head} {score:.2f}" for head, score in found.top(name, top))
-        table.add_row(name, listed, f"{found.null[name]:.3f}")
+        table.add_row(name, listed, f"{float(found.null[name].mean()):.3f}")
     print_table(table)

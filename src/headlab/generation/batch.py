@@ -1,7 +1,8 @@
 """Rows that go forward together, a token a pass, each until it ends.
 
-They are padded on the left, and a row's positions count its own tokens. Gates that act on generated
-tokens alone leave the prompt as it is: then all masks share one pass over it.
+They are padded on the left, and a row's positions count its own tokens, or go on from those that
+its prompt came with; what is hidden in a prompt stays hidden from all that is written. Gates that
+act on generated tokens alone leave the prompt as it is: then all masks share one pass over it.
 """
 
 from __future__ import annotations
@@ -39,11 +40,16 @@ class Batch:
         self.ids: dict[tuple[int, int], list[int]] = {row: [] for row in self.rows}
         self.written: dict[tuple[int, int], Written] = {}
         own = [writer.prompts[prompt] for prompt in prompts]
-        self.tokens = model.tokens(own, padding="left")
+        self.tokens = model.tokens(
+            own,
+            padding="left",
+            position_ids=_of(writer.position_ids, prompts),
+            hidden=_of(writer.hidden, prompts),
+        )
         self.length = self.tokens.ids.shape[1]
-        limit = model.max_length or self.length + writer.new
+        limit = model.max_length or max(writer.reach[number] for number in prompts) + writer.new
         # The tokens for which the model has positions after each prompt, and those to be written.
-        self.places = {number: limit - len(writer.prompts[number]) for number in prompts}
+        self.places = {number: limit - writer.reach[number] for number in prompts}
         self.most = {number: min(writer.new, left) for number, left in self.places.items()}
         longest = max(self.most.values())
         self.room = self.length + longest
@@ -54,10 +60,10 @@ class Batch:
         self.numbers = numbers.to(device)[rows]
         # [row], what ARM's luck comes from
         self.keys = None if writer.arm is None else writer.arm.keys(own).to(device)[rows]
-        self.lengths = self.tokens.mask.sum(1)[rows]  # [row], tokens of the prompt
+        self.reach = self.tokens.positions[rows, -1] + 1  # [row], the first new token's position
         self.mask = torch.ones(len(rows), self.room, dtype=torch.bool, device=device)
-        self.mask[:, : self.length] = self.tokens.mask[rows]
-        self.is_padded = len({len(prompt) for prompt in own}) > 1
+        self.mask[:, : self.length] = self.tokens.keys[rows]
+        self.needs_mask = self._needs_mask()
         picked = torch.tensor(masks)
         self.gates = writer.masks[picked].to(device).repeat(len(prompts), 1, 1)  # [row, ...]
         self.boosts = None
@@ -78,10 +84,10 @@ class Batch:
         act there."""
         tokens, shared = self.tokens, self.writer.positions == "generated"
         if not shared:
-            tokens = tokens._replace(ids=tokens.ids[self.owners], mask=tokens.mask[self.owners])
+            tokens = tokens.picked(self.owners)
         every = len(self.masks) if shared else 1  # a prompt's rows stand beside each other
         with nullcontext() if shared else self._gated(), self._armed(tokens.positions, every):
-            logits = self._pass(tokens.ids, tokens.mask, tokens.positions)
+            logits = self._pass(tokens.ids, tokens.keys, tokens.positions)
         if shared and len(self.masks) > 1:
             self.cache.batch_select_indices(self.owners)
             logits = logits[self.owners]
@@ -100,7 +106,7 @@ class Batch:
             for _ in range(steps):
                 assert self.following is not None
                 stop = self.length + self.done + len(fresh)
-                where = (self.lengths + self.done + len(fresh) - 1)[:, None]
+                where = (self.reach + self.done + len(fresh) - 1)[:, None]
                 with self._armed(where):
                     logits = self._pass(self.following[:, None], self.mask[:, :stop], where)
                 self.is_finite = logits.isfinite().all(-1) & self.is_finite
@@ -112,7 +118,7 @@ class Batch:
         """Logits after the last token of each row, [row, vocabulary]."""
         inputs: dict[str, Any] = {
             "input_ids": ids,
-            "attention_mask": mask.long() if self.is_padded else None,
+            "attention_mask": mask.long() if self.needs_mask else None,
             "past_key_values": self.cache,
             "use_cache": True,
         }
@@ -183,7 +189,7 @@ class Batch:
         """Only the rows that have not ended."""
         rows = torch.tensor(self.live, device=self.model.device)
         self.cache.batch_select_indices(rows)
-        for name in ("numbers", "lengths", "mask", "gates", "is_finite"):
+        for name in ("numbers", "reach", "mask", "gates", "is_finite"):
             setattr(self, name, getattr(self, name)[rows])
         if self.boosts is not None:
             self.boosts = self.boosts[rows]
@@ -193,5 +199,14 @@ class Batch:
         self.following = self.following[rows]
         self.rows = [self.rows[place] for place in self.live]
         self.live = list(range(len(self.rows)))
-        lengths = {len(self.writer.prompts[prompt]) for _, prompt in self.rows}
-        self.is_padded = lengths != {self.length}
+        self.needs_mask = self._needs_mask()
+
+    def _needs_mask(self) -> bool:
+        """Whether there are pads, or tokens that were given places of their own."""
+        if self.tokens.given is not None or self.tokens.hidden is not None:
+            return True
+        return {len(self.writer.prompts[prompt]) for _, prompt in self.rows} != {self.length}
+
+
+def _of(rows: list[Tensor] | None, numbers: list[int]) -> list[Tensor] | None:
+    return None if rows is None else [rows[number] for number in numbers]

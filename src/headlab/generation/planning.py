@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from headlab.model import Model
 
 _CPU_ROOM = 2 * 2**30  # bytes of keys, values and logits at a time
-_GPU_ROOM = 0.5  # of the free memory
+_GPU_ROOM = 0.5  # of the memory beside the weights
 
 
 class Plan:
@@ -81,9 +81,10 @@ class Plan:
 
 
 def _room(model: Model) -> int:
+    """Bytes: of the memory there is beside the weights, not of what happens to be free, for the
+    same batches in every run. Where others use it, memory runs out and batches are halved."""
     if model.device.type != "cuda":
         return _CPU_ROOM
-    free, _ = torch.cuda.mem_get_info(model.device)
-    # What torch holds and does not use is free to us as well.
-    held = torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)
-    return int((free + held) * _GPU_ROOM)
+    total = torch.cuda.get_device_properties(model.device).total_memory
+    weights = sum(each.numel() * each.element_size() for each in model.hf.parameters())
+    return int(max(0, total - weights) * _GPU_ROOM)

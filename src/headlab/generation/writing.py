@@ -19,7 +19,7 @@ from headlab.generation.choosing import Choice
 from headlab.generation.ending import Ends, Written
 from headlab.generation.planning import Plan
 from headlab.kernels import gpu_kernels
-from headlab.texts import Prompt
+from headlab.texts import PerPrompt, Prompt
 
 if TYPE_CHECKING:
     from headlab.engine import Progress
@@ -56,6 +56,8 @@ def generate(
     reference: Reference = ZERO,
     boost: Tensor | None = None,
     arm: Arm | None = None,
+    position_ids: PerPrompt = None,
+    hidden: PerPrompt = None,
     rows_at_a_time: int | None = None,
     progress: Progress | None = None,
 ) -> Generated:
@@ -67,6 +69,10 @@ def generate(
     MLP's activations, at every token of the prompt and after it, for every mask. A row ends after
     an EOS, after one of the `stop` strings or special tokens, or at `max_new_tokens`. `progress`
     counts tokens.
+
+    `position_ids` are the positions of each prompt's tokens, from 0 and growing (None: 0, 1, 2
+    ...); what is written goes on after the last. `hidden` marks tokens of each prompt that keep
+    their positions and that no token looks at. A gap of 55 positions is 55 hidden tokens.
 
     >>> found = headlab.generate(model, "The capital of France is", max_new_tokens=3)
     ...                                                                       # doctest: +SKIP
@@ -88,6 +94,7 @@ def generate(
     ids = [model.ids(prompt) for prompt in prompts]
     if not ids:
         raise HeadlabError("no prompts were given")
+    model.require_clean()
     writer = Writer(
         model,
         ids,
@@ -100,8 +107,8 @@ def generate(
         reference,
         progress,
         arm,
+        *model.placed(ids, position_ids, hidden),
     )
-    model.require_clean()
     with torch.no_grad(), gpu_kernels(model), grouped_queries():
         writer.run(rows_at_a_time)
     settings = {
@@ -113,6 +120,7 @@ def generate(
         "seed": seed,
         "reference": reference.kind,
         **({} if arm is None else {"arm": arm.as_dict()}),
+        **writer.told_places(),
     }
     return Generated(writer.rows(), settings)
 
@@ -163,6 +171,8 @@ class Writer:
         reference: Reference,
         progress: Progress | None,
         arm: Arm | None = None,
+        position_ids: list[Tensor] | None = None,
+        hidden: list[Tensor] | None = None,
     ):
         if reference.values is not None and reference.values.shape[1:3] != (1, 1):
             raise HeadlabError(
@@ -181,13 +191,33 @@ class Writer:
         self._look = _LOOK if model.device.type == "cuda" else 1
         inner = model.hf.get_base_model() if hasattr(model.hf, "get_base_model") else model.hf
         self.cuts_logits = "logits_to_keep" in inspect.signature(inner.forward).parameters
-        limit = model.max_length
-        longest = max(len(prompt) for prompt in prompts)
+        self.position_ids, self.hidden = position_ids, hidden
+        if position_ids is None:
+            self.reach = [len(prompt) for prompt in prompts]  # positions up to its end
+        else:
+            self.reach = [int(own[-1]) + 1 for own in position_ids]
+        limit, longest = model.max_length, max(self.reach)
         if limit is not None and longest >= limit:
+            what = "tokens" if position_ids is None else "positions"
             raise HeadlabError(
-                f"a prompt has {longest} tokens, which leaves {model.name} no room to write "
+                f"a prompt has {longest} {what}, which leaves {model.name} no room to write "
                 f"({limit} at most)"
             )
+        for number, own in enumerate(hidden or [], 1):
+            if own[-1]:
+                raise HeadlabError(
+                    f"the last token of prompt {number} is hidden, and nothing can be written "
+                    "after it; hide only tokens before it"
+                )
+
+    def told_places(self) -> dict[str, int]:
+        """How many positions the prompts leave out, and how many tokens are hidden, at most."""
+        told = {}
+        if self.position_ids is not None:
+            told["gap"] = max(int(own[-1]) + 1 - len(own) for own in self.position_ids)
+        if self.hidden is not None:
+            told["hidden"] = max(int(own.sum()) for own in self.hidden)
+        return told
 
     def rows(self) -> list[list[Written]]:
         return [

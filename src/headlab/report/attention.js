@@ -86,11 +86,11 @@
     ].filter(Boolean));
   }
   // The most that there can be: 1 of a weight, of entropy what looking evenly has.
-  const bound = name => name === "entropy" ? Math.max(...data.profiles.entropy.flatMap(one => one.uniform.filter(known))) : 1;
+  const bound = name => name === "entropy" ? data.profiles.entropy.flatMap(one => one.uniform.filter(known)).reduce((a, b) => Math.max(a, b), 0) : 1;
   const over = (values, by) => values.map((value, i) => known(value) && by[i] > 0 ? value / by[i] : null);
   const LOG_STEPS = [[1], [1, 3], [1, 2, 5]];
   function logAxis(values) {
-    const there = values.filter(value => value > 0), floor = Math.min(...there) / 1.5, top = Math.max(...there) * 1.3;
+    const there = values.filter(value => value > 0), floor = there.reduce((a, b) => Math.min(a, b), Infinity) / 1.5, top = there.reduce((a, b) => Math.max(a, b), 0) * 1.3;
     const decades = Math.log10(top / floor), steps = LOG_STEPS[decades > 2.5 ? 0 : decades > 1.2 ? 1 : 2], list = [];
     for (let ten = Math.floor(Math.log10(floor)); ten <= Math.log10(top); ten++) for (const step of steps) {
       const at = step * 10 ** ten;
@@ -103,8 +103,9 @@
       shape: .62, low: 180, high: 240, row: () => null, at: (_, column) => data.profiles[column.of][now.head], tile: (own, { column, width, height, first }) => {
         const name = column.of, xs = own.mean.map((_, i) => i), last = own.mean.findLastIndex(known);
         const by = now.ratio ? own.uniform : own.mean.map(() => 1);
-        const [mean, low, high, even] = [own.mean, own.low, own.high, own.uniform].map(values => over(values, by));
-        const shown = [...mean, ...even].filter(known), most = Math.max(...shown);
+        const [mean, even] = [own.mean, own.uniform].map(values => over(values, by));
+        const [low, high] = now.ratio ? [own.ratio_low, own.ratio_high] : [own.low, own.high];
+        const shown = [...mean, ...even].filter(known), most = shown.reduce((a, b) => Math.max(a, b), -Infinity);
         const whole = !now.ratio && !["received", "distance"].includes(name), top = (whole ? bound(name) : now.ratio ? most * 1.1 : Math.min(1, most * 1.15)) * 1.02 || 1;
         const list = ticks(0, top, 4), y = now.log && shown.some(value => value > 0) ? logAxis(shown) : { min: 0, max: top, ticks: list, show: value => number(value) };
         const level = value => !known(value) ? null : !now.log ? value : value > 0 ? Math.log10(value) : y.min - 1;
@@ -118,7 +119,7 @@
               el("div", {}, swatch(BLUE), "observed ", el("b", { data: { of: "mean" } }, number(own.mean[i]))),
               known(own.low[i]) && el("div", { class: "soft" }, "95 % interval ", el("span", { data: { of: "interval" } }, `${number(own.low[i])} to ${number(own.high[i])}`)),
               el("div", {}, swatch(GREY), "uniform ", el("b", { data: { of: "uniform" } }, number(own.uniform[i]))),
-              own.uniform[i] > 0 && el("div", { class: "soft" }, "observed / uniform ", el("span", { data: { of: "ratio" } }, number(own.mean[i] / own.uniform[i], 3))),
+              own.uniform[i] > 0 && el("div", { class: "soft" }, "observed / uniform ", el("span", { data: { of: "ratio" } }, number(own.mean[i] / own.uniform[i], 3)), known(own.ratio_low[i]) && ` (${number(own.ratio_low[i], 3)} to ${number(own.ratio_high[i], 3)})`),
               el("div", { class: "soft" }, `n = ${data.reached[name][i]} of ${data.prompts}`),
             ].filter(Boolean));
             return [[i, level(even[i]), GREY], [i, level(mean[i]), BLUE]].filter(([, at]) => known(at));

@@ -219,7 +219,7 @@
     sortable(byId("verdict-table"), [several && ["model"], ["function"], ["n", 1], ["K", 1], ["all heads", 1], ["top K", 1], ["random K", 1], ["same layers", 1], ["random \u2212 top", 1], ["the top heads are"]].filter(Boolean), rows);
     byId("verdict-caption").textContent = [
       `Percent, ${labelOf(now.score)}. In small type: the 95 % interval over questions; of random heads, what the draws lie between. random \u2212 top: mean over the same questions, in points.`,
-      "below the random draws: under all they lie between, and the difference is beyond its interval; above: the other way round; open: neither. A click on a title sorts.",
+      "below the random draws: under all of them, and the difference is beyond its interval; above: the other way round; open: neither. A click on a title sorts.",
     ].join(" ");
   }
 
@@ -280,7 +280,7 @@
       const own = functions.filter(one => functionOf(panel, one.name));
       const line = (heads, say, at) => el("tr", { data: { heads } }, el("th", { scope: "row" }, say), own.map(one => {
         const { found: [mean, low, high], paper } = at(one.name), text = share(mean);
-        return el("td", { data: { asked: one.name }, style: shade(mean) }, heads === one.name ? el("b", {}, text) : text, small(between(low, high)), paper && small(`paper ${paper} %`));
+        return el("td", { data: { asked: one.name }, style: shade(mean) }, heads === one.name ? el("b", {}, text) : text, small(between(low, high)), paper && small(`paper${score === "quality" ? ", COMET" : ""}, at its elbow: ${paper} %`));
       }));
       const none = one => { const point = functionOf(panel, one).unmasked[score]; return { found: score === ACCURACY ? [point.mean, point.low, point.high] : [null] }; };
       return [title, el("div", { class: "scroll" }, el("table", { class: "cross", data: { model: name } },

@@ -213,8 +213,7 @@ def caption(panels: Sequence[Panel]) -> str:
     k = panel.found.ks[name][0]
     draws = len(panel.point(name, "random", k).draws)
     drawn = count(draws, "random draw")
-    n = sorted({each.unmasked(name).n for each in panels for name in each.functions})
-    told = f"n = {n[0]}" if len(n) == 1 else f"n = {n[0]} to {n[-1]}"
+    told = _numbers(panels)
     heads = " and ".join(dict.fromkeys(f"{each.model}, {each.total} heads" for each in panels))
     return (
         f"{heads}, ranked by {panel.ranking} on training questions; {told} others a function, "
@@ -224,6 +223,12 @@ def caption(panels: Sequence[Panel]) -> str:
         f"head masked. {count(len(panels), 'cell')}, seed "
         f"{', '.join(dict.fromkeys(str(each.seed) for each in panels))}."
     )
+
+
+def _numbers(panels: Sequence[Panel]) -> str:
+    """How many questions a function has."""
+    n = sorted({each.unmasked(name).n for each in panels for name in each.functions})
+    return f"n = {n[0]}" if len(n) == 1 else f"n = {n[0]} to {n[-1]}"
 
 
 # --- rankings ---
@@ -274,7 +279,8 @@ def rankings(panels: Sequence[Panel]) -> Figure:
         add_caption(
             figure,
             f"{first.model}: accuracy with the top K heads of each ranking masked {first.where}; "
-            "whiskers: 95 % interval over questions; grey: all random draws of all rankings.",
+            f"whiskers: 95 % interval over questions ({_numbers(own)}, seed {first.seed}); grey: "
+            "all random draws of all rankings.",
         )
     return figure
 
@@ -355,8 +361,8 @@ def cross(panels: Sequence[Panel]) -> Figure:
         add_caption(
             figure,
             "Accuracy with the top heads of one function masked "
-            f"({own[0].where}) on the questions of another, at the largest K; bold: a function's "
-            "own heads.",
+            f"({own[0].where}) on the questions of another, at the largest K ({_numbers(own)}); "
+            "bold: a function's own heads. Intervals and random heads: in the CSV.",
         )
     return figure
 
