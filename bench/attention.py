@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 import resource
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -58,20 +60,26 @@ def main() -> None:
     options.add_argument("--tokens", default="1024,2048,4096,8192")
     options.add_argument("--heads", default="L0H4,L15H3")
     asked = options.parse_args()
+    sizes = asked.tokens.split(",")
+    if len(sizes) > 1:  # a process for each: memory that one has freed would serve the next
+        for size in sizes:
+            own = ["--model", asked.model, "--heads", asked.heads, "--tokens", size]
+            subprocess.run([sys.executable, __file__, *own], check=True)
+        return
     model = headlab.load(asked.model)
     heads = parse_heads(asked.heads)
     profile(model, [torch.arange(3, 67)], heads)  # a warm-up
-    for tokens in map(int, asked.tokens.split(",")):
-        ids = torch.randint(3, 40_000, (tokens,), generator=torch.Generator().manual_seed(0))
-        with Peak() as peak:
-            start = time.perf_counter()
-            profile(model, [ids], heads)
-            seconds = time.perf_counter() - start
-        print(
-            f"{asked.model}, {asked.heads}, {tokens} tokens: {seconds:.1f} s, "
-            f"{peak.above:.2f} GiB above the model",
-            flush=True,
-        )
+    tokens = int(sizes[0])
+    ids = torch.randint(3, 40_000, (tokens,), generator=torch.Generator().manual_seed(0))
+    with Peak() as peak:
+        start = time.perf_counter()
+        profile(model, [ids], heads)
+        seconds = time.perf_counter() - start
+    print(
+        f"{asked.model}, {asked.heads}, {tokens} tokens: {seconds:.1f} s, "
+        f"{peak.above:.2f} GiB above the model",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

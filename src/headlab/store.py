@@ -72,7 +72,8 @@ class Run:
         folder = Path(folder).expanduser()
         for name in ("study.yaml", "manifest.json"):  # a study file alone is not a run
             if not (folder / name).is_file():
-                why = f"has no {name}" if folder.is_dir() else "is not there"
+                missing = "is a file" if folder.exists() else "is not there"
+                why = f"has no {name}" if folder.is_dir() else missing
                 raise HeadlabError(f"{folder} is no run: it {why} (headlab ls lists runs)")
         spec = read_spec(folder / "study.yaml", stored=not strictly)
         return cls(folder, spec, _read_manifest(folder / "manifest.json"))

@@ -175,7 +175,7 @@ def grade(
             label=label,
             kind=grader.kind,
             scores=scores,
-            span=grader.span,
+            span=grader.range(options),
             timed_out=frozenset(places[each] for each in scored.timed_out),
             failed=frozenset(places[each] for each in scored.failed),
             unparsed=frozenset(places[each] for each in scored.unparsed),

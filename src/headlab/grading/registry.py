@@ -55,6 +55,10 @@ class Grader:
             return f"quality[{told}]"
         return f"{self.name}[MiniLM]" if self.embeds else self.name
 
+    def range(self, options: Options) -> tuple[float, float]:
+        """What a score can be: of quality, that of what stands behind it."""
+        return (0.0, 1.0) if self.name == "quality" and not _has_comet(options) else self.span
+
     def scores(self, row: Row) -> bool:
         """Whether the row has all it takes."""
         return all(getattr(row, each) is not None for each in self.needs) and self.applies(row)

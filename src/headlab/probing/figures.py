@@ -54,7 +54,8 @@ def probe_maps(probed: Probed, model: str, functions: Sequence[str]) -> Figure:
         add_caption(
             figure,
             f"{model}, {layers} x {heads} heads: size of gradient x activation in a probe that "
-            f"names the function of an answer, mean over {probed.n_train} training answers. Right "
+            f"names the function of an answer, mean over the training answers of each "
+            f"({probed.n_train} in all). Right "
             f"on {100 * probed.accuracy:.0f} % of {probed.n_test} others (most frequent function "
             f"{100 * probed.majority:.0f} %, shuffled labels {100 * probed.shuffled:.0f} %). "
             "Orange, in brackets: heads up to the bend of the sorted curve.",

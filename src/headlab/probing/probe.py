@@ -85,13 +85,18 @@ class Probed:
             model=model.name,
             task=f"cogqa-{name}",
             method="probe",
-            measure="gradient x activation",
+            measure="log-prob",  # what a curve by these scores measures
             reference="zero",
             examples=[example.id for example in own],
             fingerprints=[example.fingerprint for example in own],
             values=each * each.mean(-1, keepdim=True).sign(),
             clean=torch.full((len(own),), torch.nan),
-            settings={**settings, **self.summary(), "elbow": self.elbow(name)},
+            settings={
+                **settings,
+                **self.summary(),
+                "elbow": self.elbow(name),
+                "score": "gradient x activation",
+            },
         )
 
     def summary(self) -> dict[str, Any]:

@@ -143,7 +143,7 @@ def _sentence(panel: Panel, name: str) -> str:
     return (
         f"{panel.model}, {FUNCTIONS[name]}, by {panel.ranking}: right {_share(none)} with all "
         f"heads; with {k} of {panel.total} masked {_share(top)} (top), {_percent(random.mean)} "
-        f"(random, {low_draw} to {high_draw} in {draws}); difference "
+        f"(random, {low_draw} to {high_draw} in {draws}); random less top "
         f"{_points(apart)} points ({_points(low)} to {_points(high)}), p = "
         f"{panel.draw_p(name, k):.2g} over draws: {said}."
     )

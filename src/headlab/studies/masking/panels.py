@@ -117,6 +117,8 @@ class Panel:
         mean = float(each.mean())
         if score == "quality":
             low, high = (float(end) for end in mean_interval(torch.from_numpy(each)))
+            if "chrF" in self.grades.labels[score]:  # COMET's may lie outside
+                low, high = max(0.0, low), min(1.0, high)
         else:
             low, high = share_interval(mean * len(each), len(each))
         return Point(k, mean, low, high, len(each), tuple(values.mean(1).tolist()))

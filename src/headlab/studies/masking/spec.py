@@ -5,11 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 from pydantic import BeforeValidator as Before
 
 from headlab.studies.cells import Cell
-from headlab.studies.spec import MIN_ORDERS, Bos, Folder, Models, Spec, as_list, each_once, nearest
+from headlab.studies.spec import (
+    MIN_ORDERS,
+    Bos,
+    Folder,
+    Models,
+    Spec,
+    as_list,
+    each_once,
+    is_stored,
+    nearest,
+    said,
+)
 
 Function = Literal[
     "retrieval",
@@ -112,9 +123,13 @@ class MaskingSpec(Spec):
     updates: int = Field(ge=1, le=100_000)
 
     @model_validator(mode="after")
-    def _fits(self) -> MaskingSpec:
+    def _fits(self, info: ValidationInfo) -> MaskingSpec:
         if self.data == "hub":
             raise ValueError("cogqa is on no hub; data is a folder with train.json and test.json")
+        if self.data is not None and not is_stored(info):
+            from headlab.tasks.cogqa import load
+
+            said(lambda: load(self.data))  # what cannot be read is said before anything runs
         return self
 
     def cells(self) -> list[Cell]:
