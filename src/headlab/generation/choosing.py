@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from headlab.errors import HeadlabError
+from headlab.luck import generator_of
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,7 @@ class Choice:
         They depend on the seed and the prompt's tokens alone: not on what else is in the batch,
         and not on the mask, so that masks on one prompt are compared under the same luck.
         """
-        rows = []
-        for prompt in prompts:
-            digest = hashlib.sha256(prompt.numpy().astype("<i8").tobytes()).digest()
-            key = [self.seed, *np.frombuffer(digest, dtype="<u4").tolist()]
-            rows.append(np.random.default_rng(key).random(steps))
+        rows = [generator_of(self.seed, prompt).random(steps) for prompt in prompts]
         return torch.from_numpy(np.stack(rows))
 
     def choose(self, logits: Tensor, number: Tensor) -> Tensor:
