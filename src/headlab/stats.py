@@ -91,10 +91,13 @@ def share_interval(hits: float, count: int, level: float = 0.95) -> tuple[float,
     >>> low, high = share_interval(16, 16)
     >>> round(low, 2), high
     (0.81, 1.0)
+    >>> share_interval(0, 100)[0]
+    0.0
     """
     z = float(normal.ppf((1 + level) / 2))
     share = hits / count
     middle = (share + z * z / (2 * count)) / (1 + z * z / count)
     spread = z / (1 + z * z / count)
     spread *= math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    return max(0.0, middle - spread), min(1.0, middle + spread)
+    low, high = max(0.0, middle - spread), min(1.0, middle + spread)
+    return 0.0 if hits == 0 else low, 1.0 if hits == count else high
