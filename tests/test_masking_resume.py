@@ -13,8 +13,10 @@ from commands import error_of, run
 from copying import cell_of, find, make_lab, spec_of
 from planted import asked_of_copier, copier, save_questions
 
+from headlab.gatefits.fitting import FitWork
 from headlab.store import Run
 from headlab.studies.masking import cell as cells
+from headlab.studies.masking import ranked
 from headlab.studies.masking.cell import work
 from headlab.studies.running import run_study
 
@@ -84,9 +86,13 @@ def test_pieces_of_another_size_are_not_mixed_in(lab, tmp_path, monkeypatch):
     assert one.equals(other)
 
 
-@pytest.mark.parametrize("stop_at", [1, 3, 5])
-def test_progress_comes_to_what_was_planned_also_after_a_stop(lab, tmp_path, monkeypatch, stop_at):
-    cell = cell_of(lab)
+@pytest.mark.parametrize(
+    ("stop_at", "ranking"), [(1, "probe"), (3, "probe"), (5, "probe"), (3, "gates")]
+)
+def test_progress_comes_to_what_was_planned_also_after_a_stop(
+    lab, tmp_path, monkeypatch, stop_at, ranking
+):
+    cell = cell_of(lab, rank_by=ranking)
     planned = work(cell, 8).pairs
     heard: list[int] = []
     calls, real = [], cells.generate
@@ -142,3 +148,33 @@ def test_changed_questions_are_not_mixed_with_what_was_written(lab, tmp_path, mo
     calls[:] = [1] * 10
     assert run("resume", str(tmp_path / "r"), "-q").exit_code == 0
     assert len(calls) == 10 + 2 + 4  # train and test for the probe, and all masks
+
+
+@pytest.mark.parametrize("stop_at", [5, 13])
+def test_a_fit_of_gates_that_is_stopped_goes_on_where_it_was_kept(
+    lab, tmp_path, monkeypatch, stop_at
+):
+    monkeypatch.setattr(ranked, "_KEEP", 2)
+
+    def fitted(scratch: Path, heard: list[int]):
+        cell = cell_of(lab, rank_by="gates", updates=8, functions="retrieval")
+        return cells.run_cell(cell, copier(), heard.append, scratch), work(cell, 8).pairs
+
+    whole, planned = fitted(tmp_path / "whole", heard := [])
+    assert sum(heard) == planned
+    real = FitWork.update
+    steps: list[int] = []
+
+    def stops(self, state, fits):
+        steps.append(1)
+        if len(steps) == stop_at:
+            raise KeyboardInterrupt
+        return real(self, state, fits)
+
+    monkeypatch.setattr(FitWork, "update", stops)
+    with pytest.raises(KeyboardInterrupt):
+        fitted(tmp_path / "cut", [])
+    again, _ = fitted(tmp_path / "cut", heard := [])
+    assert len(steps) == 2 * 8 + 1  # what was kept is not made again
+    assert sum(heard) == planned
+    assert again.table.equals(whole.table)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from itertools import permutations
+from itertools import permutations, product
 
 import numpy as np
 import pytest
 from scipy.stats import binomtest, kstest
 
 from headlab import HeadlabError
-from headlab.paired import McNemar, holm, mcnemar, mean_of_pairs, paired_difference
+from headlab.paired import McNemar, holm, mcnemar, mean_of_pairs, paired_difference, sign_flips
 
 N, STUDIES = 500, 200
 
@@ -200,3 +200,31 @@ def test_holm_keeps_false_finds_of_a_family_to_one_in_twenty():
     assert plain / families == pytest.approx(1 - 0.95**6, abs=0.03), "without: one in four"
     assert 0.02 < false / families < 0.05 + 0.01
     assert true / families > 0.5
+
+
+# --- scores that are shares ---
+
+
+def test_flipping_signs_gives_the_exact_p_of_a_few_pairs():
+    """Of four pairs with differences 3, 2, 1, 1 (eighths) all sixteen signs can be written out."""
+    before, after = [0.0, 0.0, 0.5, 0.5], [0.375, 0.25, 0.625, 0.625]
+    apart = [3, 2, 1, 1]
+    sums = [
+        abs(sum(sign * each for sign, each in zip(signs, apart, strict=True)))
+        for signs in product((-1, 1), repeat=4)
+    ]
+    exact = sum(total >= sum(apart) for total in sums) / 16
+    assert sign_flips(before, after) == pytest.approx(exact, abs=0.01)
+    assert sign_flips(after, before) == pytest.approx(exact, abs=0.01)
+    assert sign_flips(before, before) == 1.0
+
+
+def test_flipping_signs_holds_what_it_promises_and_finds_what_is_there():
+    luck = np.random.default_rng(3)
+    ps = []
+    for _ in range(200):
+        before, after = (luck.random(60) for _ in "ab")
+        ps.append(sign_flips(before, after, draws=500))
+    assert kstest(ps, "uniform").pvalue > 0.01
+    before = luck.integers(0, 3, 200) / 3
+    assert sign_flips(before, np.minimum(1, before + (luck.random(200) < 0.2) / 3)) < 0.001

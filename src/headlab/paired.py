@@ -39,6 +39,25 @@ def mcnemar(before: ArrayLike, after: ArrayLike) -> McNemar:
     return McNemar(gained, lost, p)
 
 
+def sign_flips(before: ArrayLike, after: ArrayLike, draws: int = 20_000, seed: int = 0) -> float:
+    """How often problems whose two scores change places at random would lie as far apart on
+    average; two-sided. Where scores are shares of several draws McNemar's test cannot be had.
+
+    >>> sign_flips([0.0] * 12, [0.5] * 12) < 0.001, sign_flips([0, 1], [1, 0])
+    (True, 1.0)
+    """
+    first, second = _pairs(before, after)
+    apart = (second - first)[second != first]
+    if not apart.size:
+        return 1.0
+    luck = np.random.default_rng(seed)
+    seen = 0
+    for start in range(0, draws, 1000):
+        signs = luck.integers(0, 2, (min(1000, draws - start), apart.size)) * 2 - 1
+        seen += int((np.abs(signs @ apart) >= abs(apart.sum()) - 1e-9).sum())
+    return (1 + seen) / (1 + draws)
+
+
 def paired_difference(
     before: ArrayLike, after: ArrayLike, level: float = 0.95, seed: int = 0
 ) -> tuple[float, float, float]:

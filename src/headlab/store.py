@@ -20,7 +20,7 @@ import json
 import re
 import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
@@ -80,7 +80,7 @@ class Run:
 
     @property
     def _is_there(self) -> bool:
-        return (self.folder / "study.yaml").exists() and (self.folder / "manifest.json").exists()
+        return is_run(self.folder)
 
     @property
     def _is_free(self) -> bool:
@@ -167,6 +167,17 @@ class Run:
         except OSError:  # not ours to write to: it cannot be us who is writing
             return False
 
+    @property
+    def state(self) -> str:
+        """How it stands, in a word or two."""
+        states = [self.status(cell) for cell in self.cells]
+        failed = states.count("failed")
+        if self.is_busy:
+            return "running"
+        if failed:
+            return f"{failed} failed"
+        return "finished" if states.count("done") == len(states) else "interrupted"
+
     # --- cells ---
 
     @property
@@ -234,6 +245,11 @@ class Run:
             raise HeadlabError(f"{self.path_of(cell)} is no cell of a run: {error}") from None
         return Record(table.to_pandas(), about)
 
+    def grade(self, told: Callable[[float], None]) -> None:
+        """Score the texts that are not scored yet; `told` how much of that is done."""
+        with _says_why(self.folder):
+            self.study.grade(self, told)
+
     def write_report(self) -> Path:
         """Figures and page, from the cells alone."""
         with _says_why(self.folder):
@@ -251,13 +267,18 @@ class Run:
             write_whole(self.folder / "manifest.json", as_json(self.manifest) + "\n")
 
 
+def is_run(folder: Path) -> bool:
+    """Whether a run lies there; a study file alone is none."""
+    return (folder / "study.yaml").is_file() and (folder / "manifest.json").is_file()
+
+
 def find_runs(folder: str | Path) -> list[Run | str]:
     """The runs in a folder and one below it; of one that cannot be read, its folder's name."""
     folder = Path(folder).expanduser()
     found: list[Run | str] = []
     for depth in ("manifest.json", "*/manifest.json", "*/*/manifest.json"):
         for path in sorted(folder.glob(depth)):
-            if (path.parent / "study.yaml").is_file():
+            if is_run(path.parent):
                 try:
                     found.append(Run.read(path.parent))
                 except (HeadlabError, OSError):

@@ -230,11 +230,10 @@ class _Reader:
 
     def _activations(self, built: list[Built]) -> Tensor:
         model = self.model
-        tokens = model.tokens([each.ids for each in built])
-        inputs = model.inputs(tokens)
-        if any(each.has_gap for each in built):
-            require_positions(model, built)
-            inputs["position_ids"] = _padded(built).to(model.device)
+        ids = [each.ids for each in built]
+        gaps = any(each.has_gap for each in built)
+        given, _ = model.placed(ids, [each.positions for each in built] if gaps else None, None)
+        inputs = model.inputs(model.tokens(ids, position_ids=given))
         seen: list[Tensor] = []
 
         def look(x: Tensor) -> None:
@@ -244,20 +243,6 @@ class _Reader:
         with torch.no_grad(), self.activation.changed(look), suppress(_Enough):
             model.hf(**inputs)
         return seen[0]
-
-
-def require_positions(model: Model, built: Sequence[Built]) -> None:
-    """Refuse a gap where a model knows no positions, or not so many."""
-    if not model.takes_positions:
-        raise HeadlabError(
-            f"{model.name} takes no positions of tokens, so there can be no gap between them; "
-            "leave out the condition gap"
-        )
-    last = max(int(each.positions[-1]) for each in built)
-    if model.max_length and last >= model.max_length:
-        raise HeadlabError(
-            f"with its gap a prompt reaches position {last}, {model.name} has {model.max_length}"
-        )
 
 
 def _padded(built: list[Built]) -> Tensor:

@@ -17,12 +17,15 @@ since what a query may look at is taken from the mask of the pass itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from headlab.activations import Arm, find_activation
+from headlab.activations.arm import armed
 from headlab.attention.watching import Block, watch
 from headlab.batches import by_length
 from headlab.engine import Progress, find_budget
@@ -61,10 +64,9 @@ class Profiles:
         fewer than two."""
         values = self.values[statistic].double()
         low, high = (torch.full(values.shape[1:], torch.nan, dtype=torch.float64) for _ in "lh")
-        there = ~values[:, 0].isnan()  # [prompt, position]
-        for place in (there.sum(0) > 1).nonzero().flatten().tolist():
-            own = values[there[:, place], :, place].T  # [head, prompt]
-            low[:, place], high[:, place] = mean_interval(own, n=500)
+        for prompts, places in _alike(values):
+            own = values[prompts][:, :, places].permute(1, 2, 0)  # [head, position, prompt]
+            low[:, places], high[:, places] = mean_interval(own, n=500)
         most = None if statistic == "entropy" else 1.0  # weights are shares
         return low.clamp(0.0, most), high.clamp(0.0, most)
 
@@ -78,20 +80,19 @@ class Profiles:
         values, null = self.values[statistic].double(), self.null[statistic].double()
         ratio, even = self.ratio(statistic), self.mean(statistic, null=True)
         low, high = (torch.full_like(ratio, torch.nan) for _ in "lh")
-        there = ~values[:, 0].isnan()  # [prompt, position]
-        for place in (there.sum(0) > 1).nonzero().flatten().tolist():
-            own = there[:, place]
-            apart = values[own, :, place] - ratio[None, :, place] * null[own, :, place]
-            for end, into in zip(mean_interval(apart.T, n=500), (low, high), strict=True):
-                into[:, place] = (end / even[:, place] + ratio[:, place]).clamp(min=0)
+        for prompts, places in _alike(values):
+            seen, plain = (each[prompts][:, :, places] for each in (values, null))
+            apart = (seen - ratio[None, :, places] * plain).permute(1, 2, 0)
+            for end, into in zip(mean_interval(apart, n=500), (low, high), strict=True):
+                into[:, places] = (end / even[:, places] + ratio[:, places]).clamp(min=0)
         return low, high
 
-    def table(self) -> pd.DataFrame:
+    def table(self, statistics: Sequence[str] = STATISTICS) -> pd.DataFrame:
         """A row a head, statistic and position: mean, interval, null, ratio, number of prompts."""
         import pandas as pd
 
         parts = []
-        for statistic in self.values:
+        for statistic in statistics:
             mean, null = self.mean(statistic), self.mean(statistic, null=True)
             low, high = self.band(statistic)
             ratio_low, ratio_high = self.ratio_band(statistic)
@@ -118,6 +119,18 @@ class Profiles:
         return table[table["prompts"] > 0]
 
 
+def _alike(values: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Positions that the same prompts have, two at least: those prompts [prompt], and the positions
+    [position]. One resampling serves all of them."""
+    there = ~values[:, 0].isnan()  # [prompt, position]
+    kinds, which = torch.unique(there, dim=1, return_inverse=True)
+    return [
+        (kinds[:, kind], which == kind)
+        for kind in range(kinds.shape[1])
+        if int(kinds[:, kind].sum()) > 1
+    ]
+
+
 def profile(
     model: Model,
     prompts: Sequence[Prompt],
@@ -126,6 +139,7 @@ def profile(
     *,
     position_ids: PerPrompt = None,
     hidden: PerPrompt = None,
+    arm: Arm | None = None,
     progress: Progress | None = None,
 ) -> Profiles:
     """Statistics of the heads on every prompt.
@@ -134,7 +148,8 @@ def profile(
     counted, as keys they are left out, and the others close up, so that prompts with and without
     them line up. `position_ids` are the positions of each prompt's tokens, from 0 and growing
     (None: 0, 1, 2 ...); `hidden` marks tokens of each prompt that keep their positions and that no
-    query may look at: they count as inserted.
+    query may look at: they count as inserted. `arm` changes the first MLP's activations, which the
+    first layer's heads come before.
 
     >>> found = profile(model, prompts, [Head(0, 4)])                         # doctest: +SKIP
     >>> found.ratio("received").shape                                         # doctest: +SKIP
@@ -173,7 +188,7 @@ def profile(
             hidden=None if unseen is None else [unseen[row] for row in rows],
         )
         sums = _Sums(tokens, [own[row] for row in rows], heads)
-        with gpu_kernels(model):
+        with gpu_kernels(model), _armed(model, arm, [runs[row] for row in rows], tokens):
             watch(model, sums.tokens, sums.by_layer, sums.add)
         for into, found in ((values, sums.observed), (null, sums.even)):
             for name, each in found.statistics(sums).items():
@@ -192,6 +207,14 @@ def profile(
         [len(run) for run in runs],
         max(int((~each).sum()) for each in own),
     )
+
+
+def _armed(
+    model: Model, arm: Arm | None, runs: list[Tensor], tokens: Tokens
+) -> AbstractContextManager[Any]:
+    if arm is None:
+        return nullcontext()
+    return armed(find_activation(model), arm, arm.keys(runs), tokens.positions)
 
 
 class _Sums:

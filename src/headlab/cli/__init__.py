@@ -14,6 +14,7 @@ from headlab.cli import (  # noqa: F401  (each adds its command)
     models,
     rank,
     run,
+    run_fillers,
     run_fits,
     run_masking,
     runs,

@@ -55,6 +55,9 @@ class Interruptible(Listener):
     def ended(self, cell: Cell, seconds: float, reason: str | None = None) -> None:
         self._look()
 
+    def graded(self, share: float) -> None:
+        self._look()
+
     def reporting(self) -> None:
         self._look()
 
@@ -138,6 +141,10 @@ class Display(Interruptible):
             highlight=False,
             soft_wrap=True,
         )
+
+    def graded(self, share: float) -> None:
+        super().graded(share)
+        self._say(f"grading the texts, {100 * share:.0f} %")
 
     def reporting(self) -> None:
         super().reporting()

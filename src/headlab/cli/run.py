@@ -216,26 +216,8 @@ def run_spec(
 
 def execute(run: Run, device: str | None, trust_remote_code: bool, quiet: bool) -> None:
     """Run what is missing, show how it goes, end with the report's path."""
-    from headlab.cli.display import Display, Interruptible
-    from headlab.studies.planning import plan
-    from headlab.studies.running import run_study
-
-    be_quiet()
-    loading: dict[str, Any] = {"device": device, "trust_remote_code": trust_remote_code}
-    todo = [cell for cell in run.cells if not run.has(cell)]
-    if todo and device is not None:
-        from headlab.loading import usable_device
-
-        usable_device(device)
     try:
-        with status("looking at the models", quiet):
-            planned = plan(run.spec, **loading) if todo else []
-        lost = {each.cell.model: each.reason or "" for each in planned if each.is_lost}
-        if planned and len(lost) == len(run.spec.models):
-            raise HeadlabError(next(iter(lost.values())))
-        listener = Interruptible() if quiet or not todo else Display(run, planned)
-        with listener:
-            run_study(run, listener=listener, lost=lost, **loading)
+        failed = carry_out(run, device, trust_remote_code, quiet)
     except KeyboardInterrupt:
         if not (run.folder / "study.yaml").exists():
             raise  # nothing has begun
@@ -249,17 +231,40 @@ def execute(run: Run, device: str | None, trust_remote_code: bool, quiet: bool) 
             highlight=False,
         )
         raise typer.Exit(130) from None
-    if not todo and not quiet:
-        err.print("every cell is done already", highlight=False)
-    print_findings(run, quiet)
-    print((run.folder / "report.html").resolve())
-    failed = [cell for cell in run.cells if run.status(cell) == "failed"]
     if failed:
-        known = f": {run.known(failed[0])['reason']}" if quiet else " (above)"
+        known = f": {failed[0]}" if quiet else " (above)"
         raise HeadlabError(
             f"{len(failed)} of {count(len(run.cells), 'cell')} failed{known}; "
             f"{run.resume_command} tries again"
         )
+
+
+def carry_out(run: Run, device: str | None, trust_remote_code: bool, quiet: bool) -> list[str]:
+    """Run what is missing, print what was found and the report's path; why cells failed."""
+    from headlab.cli.display import Display, Interruptible
+    from headlab.studies.planning import plan
+    from headlab.studies.running import run_study
+
+    be_quiet()
+    loading: dict[str, Any] = {"device": device, "trust_remote_code": trust_remote_code}
+    todo = [cell for cell in run.cells if not run.has(cell)]
+    if todo and device is not None:
+        from headlab.loading import usable_device
+
+        usable_device(device)
+    with status("looking at the models", quiet):
+        planned = plan(run.spec, **loading) if todo else []
+    lost = {each.cell.model: each.reason or "" for each in planned if each.is_lost}
+    if planned and len(lost) == len(run.spec.models):
+        raise HeadlabError(next(iter(lost.values())))
+    listener = Interruptible() if quiet or not todo else Display(run, planned)
+    with listener:
+        run_study(run, listener=listener, lost=lost, **loading)
+    if not todo and not quiet:
+        err.print("every cell is done already", highlight=False)
+    print_findings(run, quiet)
+    print((run.folder / "report.html").resolve())
+    return [run.known(cell)["reason"] for cell in run.cells if run.status(cell) == "failed"]
 
 
 def given(lists: dict[str, str | None], single: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,7 @@ from rich.markup import escape
 from headlab.cli.app import app, out
 from headlab.cli.options import AsJson, Quiet, status
 from headlab.cli.printing import new_table, print_findings, print_json, print_table
+from headlab.cli.progress import progress
 from headlab.errors import HeadlabError
 
 if TYPE_CHECKING:
@@ -58,14 +60,7 @@ def _unreadable(folder: str) -> dict[str, Any]:
 def _row(run: Run) -> dict[str, Any]:
     from headlab.studies.cells import labels
 
-    states = [run.status(cell) for cell in run.cells]
-    done, failed = states.count("done"), states.count("failed")
-    if run.is_busy:
-        state = "running"
-    elif failed:
-        state = f"{failed} failed"
-    else:
-        state = "finished" if done == len(states) else "interrupted"
+    done = sum(run.has(cell) for cell in run.cells)
     sessions = run.manifest["sessions"]
     started = sessions[0]["started"] if sessions else ""
     return {
@@ -73,22 +68,53 @@ def _row(run: Run) -> dict[str, Any]:
         "study": f"{run.spec.study}, {run.spec.size}",
         "models": ", ".join(labels(run.spec.models).values()),
         "tasks": ", ".join(labels(run.spec.tasks).values()),
-        "cells": f"{done}/{len(states)}",
-        "state": state,
+        "cells": f"{done}/{len(run.cells)}",
+        "state": run.state,
         "started": str(started).replace("T", " ").replace("+00:00", " UTC"),
     }
 
 
-@app.command(epilog="Example: headlab report runs/circuits-1")
-def report(run: RunFolder, quiet: Quiet = False) -> None:
-    """Draw a run's figures and write its report again, from its cells alone."""
-    from headlab.store import Run
+@app.command(epilog="Example: headlab report runs/circuits-1; headlab report runs")
+def report(
+    run: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN", help="A run's folder, or one that holds runs.", show_default=False
+        ),
+    ],
+    quiet: Quiet = False,
+) -> None:
+    """Draw a run's figures and write its report again, from its cells alone. Of a folder that
+    holds runs: one page over them all."""
+    from headlab.store import Run, is_run
 
+    if run.is_dir() and not is_run(run):
+        from headlab.studies.front import write_front
+
+        with status("writing the page over all runs", quiet):
+            path = write_front(run)
+        print(path)
+        return
     opened = Run.read(run)
-    with opened.locked(), status("drawing figures, writing the report", quiet):
-        path = opened.write_report()
+    with opened.locked():
+        with progress("grading the texts", 1000, quiet) as move:
+            opened.grade(_thousandths(move))
+        with status("drawing figures, writing the report", quiet):
+            path = opened.write_report()
     print_findings(opened, quiet)
     print(path)
+
+
+def _thousandths(move: Callable[[int], None]) -> Callable[[float], None]:
+    """A bar of 1,000 steps that is told how much is done."""
+    done = 0
+
+    def told(share: float) -> None:
+        nonlocal done
+        move(round(1000 * share) - done)
+        done = round(1000 * share)
+
+    return told
 
 
 @app.command(epilog="Example: headlab compare runs/circuits-1 runs/circuits-2")

@@ -34,6 +34,8 @@ class Condition:
     kind: Kind = "filler"
     seed: int = 0  # of random tokens and random positions
     arm: Arm | None = None  # applied to the first MLP while the condition runs
+    temperature: float | None = None  # of what is written; 0: greedy; None: as the others
+    top_p: float | None = None
 
     def __post_init__(self) -> None:
         told = f"the condition {self.name!r}"
@@ -59,6 +61,12 @@ class Condition:
             raise HeadlabError(f"{told}: {self.kind} does not go with a count of {self.count}")
         if self.kind == "gap" and self.position != "between":
             raise HeadlabError(f"{told}: a gap is between instruction and question")
+        if self.temperature is not None and not _between(self.temperature, 0, 100):
+            raise HeadlabError(
+                f"{told}: temperature is a number from 0 (greedy), not {self.temperature!r}"
+            )
+        if self.top_p is not None and not (_between(self.top_p, 0, 1) and self.top_p):
+            raise HeadlabError(f"{told}: top_p is above 0 and at most 1, not {self.top_p!r}")
         if self.arm is not None and not isinstance(self.arm, Arm):
             raise HeadlabError(f"{told}: arm is c=0.13,p1=99.5 or the like, not {self.arm!r}")
 
@@ -83,7 +91,10 @@ class Condition:
         }[self.kind]
         told = what if self.kind == "none" else f"{what} {place}"
         told += ", chat template" if self.template == "chat" else ""
-        return told + (f", ARM {self.arm}" if self.arm else "")
+        told += f", ARM {self.arm}" if self.arm else ""
+        if self.temperature is not None:
+            told += f", temperature {self.temperature:g}" if self.temperature else ", greedy"
+        return told + (f", top-p {self.top_p:g}" if self.top_p is not None else "")
 
     def as_dict(self) -> dict[str, Any]:
         """As a study file writes it; `parse_conditions` reads it back."""
@@ -91,6 +102,23 @@ class Condition:
         found["arm"] = None if self.arm is None else self.arm.as_dict()
         found["filler"] = self.filler if isinstance(self.filler, str) else list(self.filler)
         return found
+
+    def as_written(self) -> str | dict[str, Any]:
+        """The same, as short as a person would write it: a name, or what is not as usual."""
+        if CONDITIONS.get(self.name) == self:
+            return self.name
+        usual = {field.name: field.default for field in fields(self)}
+        given = {
+            key: value
+            for key, value in self.as_dict().items()
+            if key == "name" or value != usual[key]
+        }
+        return given if self.count or self.kind != "filler" else {**given, "kind": self.kind}
+
+
+def _between(value: object, low: float, high: float) -> bool:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and low <= value <= high  # type: ignore[operator]
 
 
 def _is_filler(filler: object) -> bool:

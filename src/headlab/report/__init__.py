@@ -14,10 +14,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 
-def render(template: str, data: dict[str, Any], **facts: Any) -> str:
+def render(template: str, data: dict[str, Any], pictures: str = "data:", **facts: Any) -> str:
     """The page `template` ("circuits") as HTML: facts go in as text, data as JSON for its charts.
 
-    Numbers in `data` must be finite (None where there is none): NaN is not JSON.
+    Numbers in `data` must be finite (None where there is none): NaN is not JSON. `pictures` says
+    where those may come from, in the words of a content security policy.
     """
     folder = files("headlab") / "report"
     names = ["page.js", f"{template}.js"]
@@ -31,7 +32,7 @@ def render(template: str, data: dict[str, Any], **facts: Any) -> str:
         data_json=embed(data),
         css=Markup((folder / "page.css").read_text("utf-8")),
         scripts=[Markup(script) for script in scripts],
-        policy=Markup(policy(scripts)),
+        policy=Markup(policy(scripts, pictures)),
     )
 
 
@@ -58,8 +59,10 @@ def embed(data: Any) -> Markup:
     return Markup(text)
 
 
-def policy(scripts: list[str]) -> str:
+def policy(scripts: list[str], pictures: str = "data:") -> str:
     """The page's content security policy: its own styles and exactly these scripts."""
     digests = [hashlib.sha256(script.encode()).digest() for script in scripts]
     allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
-    return f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {allowed}"
+    return (
+        f"default-src 'none'; style-src 'unsafe-inline'; img-src {pictures}; script-src {allowed}"
+    )

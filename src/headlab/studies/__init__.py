@@ -23,12 +23,14 @@ if TYPE_CHECKING:
     from headlab.store import Run
     from headlab.studies.cells import Cell, Record
     from headlab.studies.spec import Spec
+    from headlab.texts import Texts
 
 STUDIES = {
     "circuits": "how few heads explain the effect?",
     "roles": "which heads help, hurt, or do nothing?",
     "contrastive": "can gates keep one prompt format and forget the other?",
     "masking": "do the top heads of a function carry it, against random ones?",
+    "fillers": "do filler tokens before a question help, and where does attention go?",
 }
 
 
@@ -37,6 +39,20 @@ class Work(NamedTuple):
 
     pairs: int  # of a mask and an example: what its progress counts up to
     passes: float  # whole forward passes of an example: what its time depends on
+
+
+def sample_examples(cell: Cell, texts: Texts, n: int, task: str | None = None) -> list[str]:
+    """Of a task, that of the cell if none is named."""
+    from headlab.tasks import make_examples, takes_data
+
+    task = cell.task if task is None else task
+    data = cell.settings.get("data") if takes_data(task) else None
+    examples = make_examples(texts, task, n, cell.seed, data=data)
+    return [example.prompt + example.target for example in examples]
+
+
+def nothing_to_grade(run: Run, told: Callable[[float], None]) -> None:
+    pass
 
 
 @dataclass(frozen=True)
@@ -52,7 +68,11 @@ class Study:
     warnings: Callable[[Run], list[str]]  # what a reader should know first
     write_report: Callable[[Run], Path]  # figures and page
     compare: Callable[[Run, Run], list[dict[str, str]]]  # a row a cell that both have
-    prompts_of: Callable[[Cell], str] = lambda cell: cell.task  # whose length its work depends on
+    # Some prompts of a cell with what is scored after them: its work depends on their length.
+    sample: Callable[[Cell, Texts, int], list[str]] = sample_examples
+    # Scores texts that are not scored yet, and tells how much of that is done, from 0 to 1.
+    grade: Callable[[Run, Callable[[float], None]], Any] = nothing_to_grade
+    shows: str = ""  # what its main figure shows; that one is figures/NAME.png, or NAME-*.png
 
 
 def later(module: str, name: str) -> Callable[..., Any]:

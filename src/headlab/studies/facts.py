@@ -31,7 +31,7 @@ def facts(run: Run) -> dict[str, Any]:
     last = sessions[-1] if sessions else {}
     machine = last.get("machine") or {}
     gpus = ", ".join(map(str, machine.get("gpus") or [])) or "no GPU"
-    folder = shlex.quote(_readable(run.folder))
+    folder = shlex.quote(readable(run.folder))
     models = [
         (
             names.get(name, short(name)),
@@ -89,7 +89,7 @@ def run_warnings(run: Run, backed_off: bool) -> list[str]:
     return told
 
 
-def _readable(path: Path) -> str:
+def readable(path: Path) -> str:
     """A file's name may hold bytes that are no text."""
     return str(path).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 

@@ -14,7 +14,6 @@ from headlab.loading import Blueprint, ShapeUnknown, load_texts, read_blueprint
 from headlab.studies import find_study
 from headlab.studies.cells import Cell
 from headlab.studies.spec import Spec, split_revision
-from headlab.tasks import make_examples, takes_data
 
 _OVERHEAD = 1.35  # the engine against the arithmetic alone, as measured (docs/benchmarks.md)
 _RUNTIME = 0.5e9  # bytes
@@ -56,15 +55,12 @@ def plan(spec: Spec, device: str | None = None, trust_remote_code: bool = False)
             shape = seen[cell.model]
             if isinstance(shape, str):
                 raise HeadlabError(shape)
-            if (key := (cell.model, study.prompts_of(cell))) not in lengths:
+            if (key := (cell.model, cell.task)) not in lengths:
                 texts = load_texts(
                     bare, revision=revision, bos=spec.bos, trust_remote_code=trust_remote_code
                 )
-                data = cell.settings.get("data") if takes_data(key[1]) else None
-                examples = make_examples(texts, key[1], _SAMPLE, cell.seed, data=data)
-                lengths[key] = statistics.mean(
-                    len(texts.ids(each.prompt + each.target)) for each in examples
-                )
+                sample = study.sample(cell, texts, _SAMPLE)
+                lengths[key] = statistics.mean(len(texts.ids(each)) for each in sample)
         except HeadlabError as error:
             lost = cell.model not in seen and not isinstance(error, ShapeUnknown)
             lost = lost or cell.model in gone

@@ -22,7 +22,7 @@ class Scratch:
 
     def __init__(self, folder: Path, key: dict[str, Any], progress: Progress):
         self.folder, self._progress = folder, progress
-        self._key = json.loads(json.dumps(key))
+        self.key = json.loads(json.dumps(key))
 
     def tensors(
         self, name: str, make: Callable[[], dict[str, Tensor]], pairs: int = 0
@@ -33,7 +33,7 @@ class Scratch:
             self._progress(pairs)
             return kept
         made = {key: value.cpu().contiguous() for key, value in make().items()}
-        write_whole(path, safetensors.torch.save(made, {"key": json.dumps(self._key)}))
+        write_whole(path, safetensors.torch.save(made, {"key": json.dumps(self.key)}))
         return made
 
     def tensor(self, name: str, make: Callable[[], Tensor], pairs: int = 0) -> Tensor:
@@ -44,13 +44,13 @@ class Scratch:
         path = self._path(f"{name}.json")
         try:
             kept = json.loads(path.read_bytes())
-            if kept["key"] == self._key:
+            if kept["key"] == self.key:
                 self._progress(pairs)
                 return kept["value"]
         except (OSError, ValueError, KeyError, TypeError):
             pass
         made = json.loads(json.dumps(make()))  # the same whether read or made
-        write_whole(path, json.dumps({"key": self._key, "value": made}))
+        write_whole(path, json.dumps({"key": self.key, "value": made}))
         return made
 
     def _path(self, name: str) -> Path:
@@ -60,7 +60,7 @@ class Scratch:
     def _read_tensors(self, path: Path) -> dict[str, Tensor] | None:
         try:
             with safe_open(path, "pt") as file:
-                if json.loads((file.metadata() or {})["key"]) != self._key:
+                if json.loads((file.metadata() or {})["key"]) != self.key:
                     return None
                 return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (OSError, KeyError, ValueError, SafetensorError):

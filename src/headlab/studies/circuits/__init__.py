@@ -13,4 +13,5 @@ STUDY = Study(
     warnings=later("circuits.page", "warnings"),
     write_report=later("circuits.page", "write_report"),
     compare=later("circuits.comparing", "compare"),
+    shows="Explained effect against heads kept",
 )

@@ -1,7 +1,7 @@
 """The contrastive study: gates that keep one prompt format and forget the other, tested on a task
 that the fit has not seen."""
 
-from headlab.studies import Study, later
+from headlab.studies import Study, later, sample_examples
 from headlab.studies.contrastive.spec import ContrastiveSpec
 
 STUDY = Study(
@@ -14,5 +14,6 @@ STUDY = Study(
     warnings=later("contrastive.page", "warnings"),
     write_report=later("contrastive.page", "write_report"),
     compare=later("contrastive.page", "compare"),
-    prompts_of=lambda cell: f"{cell.task}-icl",  # the longer ones
+    sample=lambda cell, texts, n: sample_examples(cell, texts, n, f"{cell.task}-icl"),  # longer
+    shows="Accuracy on the task left out, before and after",
 )

@@ -13,4 +13,6 @@ STUDY = Study(
     warnings=later("masking.page", "warnings"),
     write_report=later("masking.page", "write_report"),
     compare=later("masking.page", "compare"),
+    grade=later("masking.panels", "read_panels"),
+    shows="Accuracy and text quality against masked heads",
 )

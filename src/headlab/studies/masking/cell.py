@@ -27,7 +27,7 @@ from headlab.studies import Work
 from headlab.studies.cells import Cell, Record
 from headlab.studies.masking.boosting import boosts_of, directions
 from headlab.studies.masking.masks import Mask, draw_masks, gates_of, wanted_ks
-from headlab.studies.masking.ranked import GATE_BATCH, Ranked, rank_functions
+from headlab.studies.masking.ranked import GATE_BATCH, Ranked, fit_pairs, rank_functions
 from headlab.studies.masking.spec import SHARES
 from headlab.studies.scratch import Scratch
 from headlab.tasks.cogqa import FUNCTIONS, PROMPT, STOP, SubQuestion, load, pick
@@ -254,7 +254,8 @@ def work(cell: Cell, n_heads: int) -> Work:
     ranking = {"probe": 2.0, "attribute": 3.0, "ablate": 1.0 + n_heads / 2}.get(
         cell.method, 1.0 + 9 * asked["updates"] * GATE_BATCH / max(1, train)
     )
-    return Work(texts * asked["max_new_tokens"], ranking * train + _DECODED * texts)
+    pairs = texts * asked["max_new_tokens"] + len(asked["functions"]) * fit_pairs(cell)
+    return Work(pairs, ranking * train + _DECODED * texts)
 
 
 def _texts_of(cell: Cell, only: set[str] | None = None) -> int:

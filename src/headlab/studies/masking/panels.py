@@ -17,8 +17,9 @@ from headlab.errors import HeadlabError
 from headlab.paired import mean_of_pairs
 from headlab.stats import mean_interval, share_interval
 from headlab.studies.cells import Cell, labels
+from headlab.studies.graded import Grades, Told, part_of
 from headlab.studies.masking.cell import Found, from_record
-from headlab.studies.masking.grades import ACCURACY, Grades, grades_of
+from headlab.studies.masking.grades import ACCURACY, grades_of
 from headlab.studies.masking.masks import borrowed
 from headlab.tasks.cogqa import FUNCTIONS
 
@@ -174,14 +175,14 @@ class Panel:
         return "above" if high < 0 and top.mean > random.band[1] else "open"
 
 
-def read_panels(run: Run) -> list[Panel]:
+def read_panels(run: Run, told: Told | None = None) -> list[Panel]:
+    """The cells that are done, graded; `told` how much of that is."""
     models = labels(run.spec.models)
-    panels = []
-    for cell in run.cells:
-        if not run.has(cell):
-            continue
+    panels: list[Panel] = []
+    done = [cell for cell in run.cells if run.has(cell)]
+    for number, cell in enumerate(done):
         found = _found(run, cell)
-        grades = grades_of(run, cell, found)
+        grades = grades_of(run, cell, found, part_of(told, number, len(done)))
         panels.append(
             Panel(
                 models[cell.model],

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from headlab.errors import HeadlabError
 from headlab.gatefits import Schedule, fit_gates
+from headlab.gatefits.files import read_state, write_state
 from headlab.generation import Written
 from headlab.model import Model
 from headlab.probing import Training, fit_probe, pool
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from headlab.studies.masking.cell import Answering
 
 _GATE_SEEDS = 3
+_KEEP = 50  # updates between two that a stopped fit goes on from
 GATE_BATCH = 32
 
 
@@ -93,8 +95,8 @@ def rank_functions(
         own = [item for item in train if item.function == name]
         if len(own) < 2:
             raise HeadlabError(f"{len(own)} questions of {name} are too few to rank heads on")
-        make = partial(_score, cell, model, own, name)
-        scores[name] = writer.scratch.tensor(f"rank-{name}", make)
+        make = partial(_score, cell, model, own, name, writer)
+        scores[name] = writer.scratch.tensor(f"rank-{name}", make, fit_pairs(cell))
     return Ranked(cell.method, scores, answered, pooled=pooled)
 
 
@@ -110,12 +112,35 @@ def _pooled(
     return writer.scratch.tensor(f"pooled-{split}", lambda: pool(model, prompts, written).z)
 
 
-def _score(cell: Cell, model: Model, items: list[SubQuestion], name: str) -> Tensor:
+def fit_pairs(cell: Cell) -> int:
+    """What the fit of gates for one function counts as, where they rank."""
+    fits = 3 * _GATE_SEEDS  # the free one and both that start from it
+    return fits * cell.settings["updates"] * GATE_BATCH if cell.method == "gates" else 0
+
+
+def _score(
+    cell: Cell, model: Model, items: list[SubQuestion], name: str, writer: Answering
+) -> Tensor:
     examples = [as_example(item) for item in items]
     if cell.method == "gates":
         schedule = Schedule(updates=cell.settings["updates"], batch=min(GATE_BATCH, len(examples)))
         seeds = range(_GATE_SEEDS * cell.seed, _GATE_SEEDS * (cell.seed + 1))
-        fit = fit_gates(model, examples, seeds, schedule, task=name)
+        kept, key = writer.scratch.folder / f"fit-{name}.safetensors", writer.scratch.key
+        state = read_state(kept, key, model.device)
+        if state is not None:  # of a stopped run: the free fit, and two from it, have come so far
+            done = state.step if state.stage == 0 else schedule.updates + 2 * state.step
+            writer.progress(len(seeds) * done * GATE_BATCH)
+        fit = fit_gates(
+            model,
+            examples,
+            seeds,
+            schedule,
+            task=name,
+            state=state,
+            on_state=lambda state: write_state(state, kept, key),
+            state_every=_KEEP,
+            progress=lambda fits: writer.progress(fits * GATE_BATCH),
+        )
         return fit.minus.double().sigmoid().mean(0)  # F; wide, since gates saturate
     return rank(model, examples, cell.method, "log-prob", reference="zero", task=name).score
 

@@ -13,4 +13,5 @@ STUDY = Study(
     warnings=later("roles.page", "warnings"),
     write_report=later("roles.page", "write_report"),
     compare=later("roles.page", "compare"),
+    shows="Δ log-prob of the target against heads ablated",
 )

@@ -20,10 +20,10 @@ class RolesSpec(Spec):
     SIZES: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "smoke": {
             "seeds": [0, 1],
-            "updates": 10,
+            "updates": 6,
             "batch": 4,
-            "n": 4,
-            "ks": [0, 1, 2, 5, 10, 20],
+            "n": 3,
+            "ks": [0, 2, 5, 20],
             "random_orders": 2,
             "models": ["smollm2"],
         },
