@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MODEL = "smollm2"
 # The studies shown, one after another, and what is asked of each beside model and size.
 SHOWN: dict[str, dict[str, Any]] = {
-    "circuits": {"tasks": ["ioi", "greater-than"], "n": 8},
+    "circuits": {"tasks": ["ioi", "greater-than"], "n": 6},
     "roles": {"tasks": ["syntax", "commonsense"]},
     "masking": {},
     "fillers": {},

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import pyarrow as pa
@@ -52,15 +52,26 @@ def gradable(names: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
     return able, missing
 
 
-def kept_grades(run: Run, cell: Cell, able: dict[str, str], make: Callable[[], Grades]) -> Grades:
-    """As they were kept, or graded now where they were not, or more can be graded than then."""
+def kept_grades(
+    run: Run,
+    cell: Cell,
+    able: dict[str, str],
+    make: Callable[[Grades | None], Grades],
+    judged: int = 1,
+) -> Grades:
+    """As they were kept, or graded now where they were not, or more can be graded than then.
+
+    `make` is given what was kept, if anything: scores with the same label need not be made again.
+    `judged` is the version of what a study decides by itself, to be raised when that changes.
+    """
     path = run.folder / "grades" / f"{cell.id}.parquet"
-    of = f"{_GRADED} {hashlib.sha256(run.path_of(cell).read_bytes()).hexdigest()}"
-    kept = _read(path, of)
-    if kept is not None and all(kept.labels.get(name) == label for name, label in able.items()):
+    about = {"of": hashlib.sha256(run.path_of(cell).read_bytes()).hexdigest(), "graders": _GRADED}
+    kept, then = _read(path, about)
+    same = kept is not None and then == judged
+    if kept is not None and same and all(kept.labels.get(n) == label for n, label in able.items()):
         return kept
-    grades = make()
-    _write(grades, path, of)
+    grades = make(kept)
+    _write(grades, path, {**about, "judged": judged})
     return grades
 
 
@@ -89,19 +100,20 @@ def steps_of(told: Told | None, total: int) -> Callable[[int], None] | None:
     return advance
 
 
-def _read(path: Path, of: str) -> Grades | None:
+def _read(path: Path, wanted: dict[str, Any]) -> tuple[Grades | None, int]:
+    """What was kept for this very cell, and the version of the study's own decisions."""
     try:
         table = pq.read_table(path)
         about = json.loads((table.schema.metadata or {})[_META])
-        if about["of"] != of:
-            return None
-        return Grades(table.to_pandas(), about["labels"], about["missing"])
+        if any(about[key] != value for key, value in wanted.items()):
+            return None, 0
+        return Grades(table.to_pandas(), about["labels"], about["missing"]), about["judged"]
     except (OSError, pa.ArrowException, KeyError, TypeError, ValueError):
-        return None
+        return None, 0
 
 
-def _write(grades: Grades, path: Path, of: str) -> None:
-    about = {"of": of, "labels": grades.labels, "missing": grades.missing}
+def _write(grades: Grades, path: Path, about: dict[str, Any]) -> None:
+    about = {**about, "labels": grades.labels, "missing": grades.missing}
     table = pa.Table.from_pandas(grades.table, preserve_index=False)
     buffer = io.BytesIO()
     pq.write_table(

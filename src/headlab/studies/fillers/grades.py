@@ -21,7 +21,7 @@ BOXED = "boxed"
 
 def grades_of(run: Run, cell: Cell, found: Found, told: Told | None = None) -> Grades:
     able, missing = gradable(SCORES)
-    return kept_grades(run, cell, able, lambda: grade_texts(found, able, missing, told))
+    return kept_grades(run, cell, able, lambda _: grade_texts(found, able, missing, told))
 
 
 def grade_texts(

@@ -277,7 +277,7 @@ def _texts_of(cell: Cell, only: set[str] | None = None) -> int:
     return masks * tested + probed + len(train)
 
 
-_DECODED = 0.3  # an answer against a pass over its prompt
+_DECODED = 1.2  # an answer against a pass over its prompt
 _TEXT_COLUMNS = ["heads_of", "asked", "kind", "k", "draw", "item", "text", "end"]
 
 

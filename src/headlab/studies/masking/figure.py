@@ -263,10 +263,11 @@ def rankings(panels: Sequence[Panel]) -> Figure:
             axis.set_xscale("log", base=2)
             axis.set_xticks(ks, [str(k) for k in ks])
             axis.minorticks_off()
-            axis.set_ylim(-0.03, 1.03)
             axis.set_title(FUNCTIONS[name], loc="left")
             axis.set_xlabel("# masked heads")
         axes[0][0].set_ylabel("accuracy")
+        _, highest = axes[0][0].get_ylim()
+        axes[0][0].set_ylim(-0.03 * min(1.0, highest), min(1.03, highest))
         figure.tight_layout()
         handles = [
             Line2D([], [], color=_RANKINGS[p.ranking], marker="o", ms=3.5, label=p.ranking)

@@ -20,17 +20,27 @@ if TYPE_CHECKING:
 # rule. quality: COMET where a checkpoint is here, else chrF, with the unmasked answer.
 ACCURACY = "accuracy"
 OTHERS = ("published", "quality")
+JUDGED = 2  # the version of `judge`
 
 
 def grades_of(run: Run, cell: Cell, found: Found, told: Told | None = None) -> Grades:
     able, missing = gradable(OTHERS)
-    return kept_grades(run, cell, able, lambda: grade_texts(found, able, missing, told))
+
+    def make(kept: Grades | None) -> Grades:
+        return grade_texts(found, able, missing, told, kept)
+
+    return kept_grades(run, cell, able, make, JUDGED)
 
 
 def grade_texts(
-    found: Found, able: dict[str, str], missing: dict[str, str], told: Told | None = None
+    found: Found,
+    able: dict[str, str],
+    missing: dict[str, str],
+    told: Told | None = None,
+    kept: Grades | None = None,
 ) -> Grades:
-    """Every text against its gold answer and the unmasked text; the same three are graded once."""
+    """Every text against its gold answer and the unmasked text; the same three are graded once,
+    and what was kept with the same label is not graded again."""
     texts = found.texts
     unmasked = texts[texts["kind"] == "none"].set_index("item")["text"]
     rows = pd.DataFrame(
@@ -48,9 +58,14 @@ def grade_texts(
         ]
     }
     asked = once.drop(columns="function").to_dict("records")
-    progress = steps_of(told, len(able) * len(asked))
-    for name in able:
+    known = [name for name in able if kept is not None and kept.labels.get(name) == able[name]]
+    todo = [name for name in able if name not in known]
+    progress = steps_of(told, len(todo) * len(asked))
+    for name in todo:
         graded[name] = grade(asked, [name], progress=progress)[name].scores
     graded["in_json"] = [find_answer(text) is not None for text in once["prediction"]]
     table = rows.merge(once.assign(**graded), how="left", on=list(rows.columns))
-    return Grades(table[list(graded)], {ACCURACY: ACCURACY, **able}, missing)
+    for name in known:
+        assert kept is not None
+        table[name] = kept.table[name]
+    return Grades(table[[ACCURACY, *able, "in_json"]], {ACCURACY: ACCURACY, **able}, missing)

@@ -15,16 +15,18 @@ def is_right(item: SubQuestion, text: str) -> bool:
 
 
 def judge(function: str, text: str, gold: str) -> bool:
-    """Of calculations the number counts, where there is one; else most of the words. A text in
-    which no JSON can be read is judged as a whole.
+    """Of calculations the number counts, where there is one; else most of the words. Of a text in
+    which no JSON can be read the first paragraph is judged: what follows is often another question.
 
     >>> judge("math-calculation", '[ {"answer": "$48"} ]', "48 dollars")
     True
     >>> judge("retrieval", '[ {"answer": "Mary"} ]', "Mary Ann Smith")
     False
+    >>> judge("inference", "not very much\\n\\nMain question: Who is Ann?", "Not very much.")
+    True
     """
     answer = find_answer(text)
-    answer = text if answer is None else answer
+    answer = text.strip().partition("\n\n")[0] if answer is None else answer
     if function == "math-calculation" and has_number(gold):
         return bool(numeric(answer, gold))
     return token_f1(answer, gold) >= ENOUGH

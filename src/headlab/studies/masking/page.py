@@ -222,7 +222,7 @@ def _warnings(run: Run, spec: MaskingSpec, panels: list[Panel]) -> list[str]:
         if unread > 0:
             told.append(
                 f"{panel.model}: {_percent(unread)} of the unmasked answers are no JSON; their "
-                "whole text was judged."
+                "first paragraph was judged."
             )
     missing = {name: why for panel in panels for name, why in panel.grades.missing.items()}
     for name, why in missing.items():
