@@ -546,6 +546,8 @@ def test_a_run_leaves_figures_and_a_page(finished):
     for name in ("fillers", "differences", "attention", "parts"):
         for ending in ("png", "pdf", "csv"):
             assert (finished / "r" / "figures" / f"{name}.{ending}").stat().st_size > 0
+    regions = pd.read_csv(finished / "r" / "figures" / "regions.csv")
+    assert {"first", "instruction", "question", "filler"} == set(regions["region"])
     page = (finished / "r" / "report.html").read_text()
     assert "A quick look: 3 problems" in page
     assert "answers without a box" in page

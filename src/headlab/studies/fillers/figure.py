@@ -12,7 +12,18 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from headlab.figures import AMBER, BLUE, GREEN, GREY, ORANGE, PINK, STYLE, add_caption, save
+from headlab.figures import (
+    AMBER,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PINK,
+    STYLE,
+    add_caption,
+    save,
+    save_table,
+)
 from headlab.studies.fillers.panels import (
     Change,
     Panel,
@@ -51,6 +62,7 @@ def draw_all(run: Run, panels: list[Panel]) -> list[dict[str, str]]:
         save(attention(looked), folder, "attention", attention_rows(looked))
         drawn.append(("attention", "Attention by position, beside even attention"))
         save(parts(looked), folder, "parts", part_rows(looked))
+        save_table(region_rows(looked), folder, "regions")
         drawn.append(("parts", "Attention on the parts of a prompt against even attention"))
     return [
         {"name": name, "alt": alt, **{e: f"figures/{name}.{e}" for e in ("png", "pdf", "csv")}}
@@ -481,3 +493,12 @@ def part_rows(panels: Sequence[Panel]) -> list[dict[str, Any]]:
                 told = {"model": panel.model, "task": panel.task, "head": head or "mean"}
                 rows.append({**told, **vars(shift)})
     return rows
+
+
+def region_rows(panels: Sequence[Panel]) -> list[dict[str, Any]]:
+    """What each part of the prompt receives, the first token and the filler among them."""
+    return [
+        {"model": panel.model, "task": panel.task, **row}
+        for panel in panels
+        for row in panel.parts().to_dict("records")
+    ]

@@ -110,7 +110,7 @@ def _lead(panels: list[Panel], brief: bool = False) -> list[str]:
         if brief and sum(len(own) for own in found.values()) > _LONG:
             sentences = [_summary(panel, found[place])]
         told += sentences
-        if (sentence := _attention_sentence(panel)) is not None and not short:
+        if (sentence := _attention_sentence(panel, brief)) is not None and not short:
             told.append(sentence)
     if short and (sentence := _attention_summary(panels)) is not None:
         told.append(sentence)
@@ -133,21 +133,27 @@ def _sentence(panel: Panel, change: Change) -> str:
 
 
 def _summary(panel: Panel, own: list[Change]) -> str:
-    """All conditions of a panel in one sentence."""
-    score = panel.scores[0]
-    names = {"better": "helps", "worse": "hurts", "open": "cannot be told from chance"}
+    """All conditions of a panel in one sentence: those that do something by their numbers."""
     base = own[0].baseline if own else panel.names[0]
+    told = f"{_of(panel)}: right {_share(panel.share(base, panel.scores[0]))} with {base}"
     parts = [
-        f"{change.condition} {_points(change.mean)} points ({_points(change.low)} to "
-        f"{_points(change.high)}) {names[change.verdict]}"
+        f"{change.condition} {'helps' if change.verdict == 'better' else 'hurts'}, "
+        f"{_points(change.mean)} points ({_points(change.low)} to {_points(change.high)})"
+        + ("" if change.baseline == base else f" against {change.baseline}")
         for change in own
+        if change.verdict != "open"
     ]
-    return (
-        f"{_of(panel)}: right {_share(panel.share(base, score))} with {base}; {'; '.join(parts)}."
-    )
+    rest = [change.condition for change in own if change.verdict == "open"]
+    if rest:
+        every = len(rest) == len(own) > 1
+        parts.append(
+            f"{'none of ' if every else ''}{', '.join(rest)} can{'' if every else 'not'} "
+            "be told from chance"
+        )
+    return f"{told}; {'; '.join(parts)}."
 
 
-def _attention_sentence(panel: Panel) -> str | None:
+def _attention_sentence(panel: Panel, brief: bool = False) -> str | None:
     """Whether what fillers do to attention is more than having more tokens does."""
     if not panel.heads:
         return None
@@ -159,6 +165,14 @@ def _attention_sentence(panel: Panel) -> str | None:
     ]
     if not found:
         return None
+    label = f"{_of(panel)}, {head_label(panel, head)}"
+    if brief and len(found) > _LONG // 2:
+        seen, even = ([getattr(s, name) for s in found] for name in ("observed", "uniform"))
+        return (
+            f"{label}: with tokens inserted, attention on the question's tokens becomes "
+            f"{min(seen):.2f}x to {max(seen):.2f}x, even attention {min(even):.2f}x to "
+            f"{max(even):.2f}x; {_counted([shift.verdict for shift in found])}."
+        )
     said = {
         "less": "less than even attention would leave",
         "more": "more than that",
@@ -170,10 +184,7 @@ def _attention_sentence(panel: Panel) -> str | None:
         f"{said[shift.verdict]})"
         for shift in found
     ]
-    return (
-        f"{_of(panel)}, {head_label(panel, head)}: attention on the question's tokens becomes "
-        f"{'; '.join(parts)}."
-    )
+    return f"{label}: attention on the question's tokens becomes {'; '.join(parts)}."
 
 
 def _attention_summary(panels: list[Panel]) -> str | None:
@@ -187,15 +198,23 @@ def _attention_summary(panels: list[Panel]) -> str | None:
     ]
     if not verdicts:
         return None
-    said = {"less": "below what even attention leaves", "more": "above", "open": "neither"}
-    parts = [
-        f"{word} in {verdicts.count(verdict)}"
+    return (
+        f"Attention on the question's tokens, conditions that insert tokens x models x problem "
+        f"sets: {_counted(verdicts)}."
+    )
+
+
+def _counted(verdicts: list[str]) -> str:
+    """How often which."""
+    said = {
+        "less": "less than even attention leaves",
+        "more": "more than even attention leaves",
+        "open": "as much as even attention leaves",
+    }
+    return ", ".join(
+        f"{word} in {verdicts.count(verdict)} of {len(verdicts)}"
         for verdict, word in said.items()
         if verdict in verdicts
-    ]
-    return (
-        f"Of {len(verdicts)} conditions x models x problem sets that insert tokens, attention on "
-        f"the question's tokens is {', '.join(parts)}."
     )
 
 

@@ -197,14 +197,17 @@ class Panel:
 
     def lines(self, name: str, view: str, head: str | None = None) -> pd.DataFrame:
         """By position: mean, low, high, uniform; of one head, or their mean (without a band)."""
-        table = self.found.attention
         if view == "whole" and not self.condition(name).inserts:
             view = "original"  # the same
-        own = table[(table["condition"] == name) & (table["view"] == view)]
+        own = self._attention.get((name, view), self.found.attention[:0])
         if head is not None:
             return own[own["head"] == head].sort_values("position")
         means = own.groupby("position")[["mean", "uniform", "prompts"]].mean().reset_index()
         return means.assign(low=np.nan, high=np.nan)
+
+    @cached_property
+    def _attention(self) -> dict[Any, pd.DataFrame]:
+        return dict(list(self.found.attention.groupby(["condition", "view"])))
 
     def condition(self, name: str) -> Condition:
         return next(condition for condition in self.conditions if condition.name == name)
@@ -234,13 +237,12 @@ class Panel:
                     found.append(shift)
         return found
 
-    def region(self, name: str, region: str, head: str | None = None) -> tuple[float, float]:
-        """Observed and uniform, the mean over prompts; NaN where there is no such part."""
-        table = self.found.regions
-        own = table[(table["condition"] == name) & (table["region"] == region)]
-        if head is not None:
-            own = own[own["head"] == head]
-        return float(own["observed"].mean()), float(own["uniform"].mean())
+    def parts(self) -> pd.DataFrame:
+        """What every part of the prompt receives, by condition and head: the mean over prompts,
+        that of even attention, and the ratio."""
+        by = ["condition", "region", "head"]
+        means = self.found.regions.groupby(by, sort=False)[["observed", "uniform"]].mean()
+        return means.assign(ratio=means["observed"] / means["uniform"]).reset_index()
 
 
 def _shift(means: pd.DataFrame, name: str, baseline: str, region: str) -> Shift | None:
