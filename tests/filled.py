@@ -70,7 +70,7 @@ def made(
         _regions(own, heads, list(problems)[:_PROMPTS], model),
         tokens,
         {id: {name: "".join(each) for name, each in tokens.items()} for id in list(problems)[:8]},
-        {"temperature": None, "top_p": 1.0},
+        {"temperature": None, "top_p": 1.0, "max_new_tokens": 2048},
         {},
         False,
     )
@@ -109,7 +109,7 @@ def graded(found: Found) -> Grades:
         math=right,
         **{"math-strict": [1.0 * (own == "right") for own in kinds]},
         **{"math-published": [1.0 * (own in ("right", "empty box")) for own in kinds]},
-        timed_out=False,
+        ungraded=False,
         **{BOXED: [own not in ("no box", "cut off") for own in kinds]},
     )
     names = ("math", "math-strict", "math-published")

@@ -6,6 +6,7 @@ import copy
 import math
 from pathlib import Path
 
+import filled
 import numpy as np
 import pandas as pd
 import pytest
@@ -22,7 +23,7 @@ from headlab.store import Run
 from headlab.studies.fillers import cell as cells
 from headlab.studies.fillers.cell import Found, from_record, work
 from headlab.studies.fillers.grades import grade_texts
-from headlab.studies.fillers.panels import Panel, changes, read_panels
+from headlab.studies.fillers.panels import Panel, changes, published_for, read_panels
 from headlab.studies.graded import Grades
 from headlab.studies.running import run_study
 from headlab.studies.spec import make_spec, read_spec
@@ -129,7 +130,10 @@ def test_the_models_own_settings_are_used_where_asked(tmp_path):
     config = model.hf.generation_config
     config.do_sample, config.temperature, config.top_p = True, 0.6, 0.9
     said = find(model, tmp_path / "b", temperature="model").decoding
-    assert said == {"temperature": 0.6, "top_p": 0.9}
+    assert said == {"temperature": 0.6, "top_p": 0.9, "max_new_tokens": 6, "unheeded": {}}
+    config.top_k, config.repetition_penalty = 20, 1.05
+    told = find(model, tmp_path / "c", temperature="model").decoding["unheeded"]
+    assert told == {"top_k": 20, "repetition_penalty": 1.05}
 
 
 def test_problems_that_are_too_long_are_left_out_of_every_condition_and_counted(tmp_path):
@@ -139,8 +143,19 @@ def test_problems_that_are_too_long_are_left_out_of_every_condition_and_counted(
     assert found.left_out == {cells.TOO_LONG: 12 - len(found.problems)}
     assert found.texts.groupby("condition").size().nunique() == 1
     assert sum(heard) == work(cell_of(conditions=["none", "mless"], n=12), 8).pairs
-    with pytest.raises(HeadlabError, match="fewer than two of the problems"):
+    with pytest.raises(HeadlabError, match="lettered reads 60 tokens: too few for all but 0"):
         find(lettered(positions=60), tmp_path / "none")
+
+
+def test_all_conditions_have_the_same_room_for_an_answer(tmp_path):
+    model = lettered(positions=260)
+    asked = {"conditions": ["none", "mless", "gap"], "max_new_tokens": 500, "n": 8}
+    found = find(model, tmp_path, heard=(heard := []), attention_n=0, **asked)
+    new = found.decoding["max_new_tokens"]
+    assert 0 < new < 200
+    assert sum(heard) == work(cell_of(attention_n=0, **asked), 8).pairs
+    cut = found.texts[found.texts["end"] == "length"]
+    assert set(cut["tokens"]) == {new}  # not more where nothing is put in
 
 
 @pytest.mark.parametrize(
@@ -389,11 +404,20 @@ def test_seeds_are_averaged_by_problem_and_tested_by_flipping_signs():
         (["none-chat", "mless-chat"], [None, "none-chat"]),
         (["none", "arm"], [None, "none"]),
         (["none", "warm"], [None, "none"]),
+        (["warm", "none", "mless"], ["none", None, "none"]),
+        (["none", "warm", "mless-warm"], [None, "none", "warm"]),
+        (["mless-chat", "none-chat"], ["none-chat", None]),
+        (["mless", "mful", "mless-chat", "mful-chat"], [None, "mless", None, "mless-chat"]),
+        (["none", "mless-chat"], [None, None]),
+        (["none", "again"], [None, "none"]),
     ],
 )
 def test_what_a_condition_is_compared_with(names, baselines):
     own = {
         "warm": {"name": "warm", "like": "none", "temperature": 0.6},
+        "mless-warm": {"name": "mless-warm", "like": "mless", "temperature": 0.6},
+        "mful-chat": {"name": "mful-chat", "like": "mful", "template": "chat"},
+        "again": {"name": "again", "like": "none"},
         "none-chat": {"name": "none-chat", "like": "none", "template": "chat"},
         "mless-chat": {"name": "mless-chat", "like": "mless", "template": "chat"},
     }
@@ -465,7 +489,24 @@ def test_size_paper_names_the_papers_models_and_the_hub():
         ({"conditions": ["none", {"name": "x", "like": "mless", "top_p": 0}]}, "top_p is above 0"),
         ({"heads": ["H3"]}, "a head is L0H13, all heads of a layer are L0, not 'H3'"),
         ({"top_p": 0.9}, "top_p needs a temperature"),
-        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": 0.9, "temperature": "model"}, "top_p: the model's own settings have theirs"),
+        ({"temperature": "hot"}, "temperature: a number above 0, greedy, or model"),
+        ({"temperature": -1}, "temperature: a number above 0, greedy, or model"),
+        ({"temperature": True}, "temperature: a number above 0, greedy, or model"),
+        (
+            {"conditions": ["none", {"name": "x", "like": "mless", "top_p": 0.5}]},
+            "x has a top_p and no temperature",
+        ),
+        ({"conditions": ["none", {"name": "x", "filler": "/", "count": 10**9}]}, "100,000 at most"),
+        ({"conditions": ["none", {"name": "x", "filler": [10**30], "count": 3}]}, "token ids"),
+        (
+            {"conditions": ["none", {"name": "x", "filler": "/", "coutn": 3}]},
+            "not 'coutn'; did you mean 'count'?",
+        ),
+        (
+            {"conditions": ["none", {"name": "none-chat", "like": "mless"}], "chat": True},
+            "two conditions are called 'none-chat'",
+        ),
         ({"stop": [""]}, "stop"),
         (
             {
@@ -523,6 +564,31 @@ def test_a_record_that_holds_something_else_is_refused(model, tmp_path):
     for about in ({}, {**record.about, "conditions": [{"filler": 3}]}):
         with pytest.raises(HeadlabError):
             from_record(type(record)(record.table, about))
+
+
+def test_prompts_that_have_changed_are_not_mixed_with_what_was_written(tmp_path, monkeypatch):
+    """A chat template that writes the date says something else tomorrow."""
+    model = fresh()
+    model.tokenizer.chat_template = "DAY {{ messages[0]['content'] }} A:"
+    asked = {"conditions": ["none", "mless"], "chat": True, "attention_n": 0}
+    real, calls = cells.generate, []
+
+    def stops(*args, **named):
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return real(*args, **named)
+
+    monkeypatch.setattr(cells, "generate", stops)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            find(model, tmp_path, **asked)
+        model.tokenizer.chat_template = "TOMORROW {{ messages[0]['content'] }} A:"
+        found = find(model, tmp_path, **asked)
+    finally:
+        model.tokenizer.chat_template = None
+    assert len(calls) == 4 + 4  # all again
+    assert all("TOMORROW" in own["none-chat"] for own in found.prompts.values())
 
 
 # --- as a user runs it ---
@@ -611,6 +677,68 @@ def test_other_architectures_run_through(tmp_path):
             continue
         found = find(model, tmp_path / name, conditions=conditions, n=2)
         assert math.isfinite(found.attention["mean"].sum())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attention_n": 1},
+        {"conditions": ["arm", {"name": "arm2", "like": "arm", "arm": {"c": 0.1, "p1": 95}}]},
+        {"conditions": ["none", {"name": "$a^{$", "filler": "$", "count": 3}]},
+        {"conditions": ["mless", "random"], "heads": "L1H1"},
+    ],
+)
+def test_odd_studies_end_with_a_report(finished, tmp_path, changes):
+    given = {"models": [str(finished / "m")], **QUICK, "n": 3, "max_new_tokens": 2, **changes}
+    made = run_study(make_spec({"study": "fillers", **given}), tmp_path / "r")
+    assert (tmp_path / "r" / "report.html").stat().st_size > 0
+    assert (tmp_path / "r" / "figures" / "regions.csv").exists()
+    told = " ".join(made.study.warnings(made))
+    assert ("no condition without a filler for random" in told) == ("random" in str(changes))
+
+
+def test_empty_answers_and_comparisons_of_two_things_are_told(tmp_path):
+    rows = ["none", {"name": "warm", "like": "mless", "temperature": 0.6}]
+    run_ = filled.write_run(tmp_path, conditions=rows)
+    (panel,) = read_panels(run_)
+    panel.founds[0].texts["text"] = ""
+    from headlab.studies.fillers.page import _compared, _written
+
+    assert "warm is decoded otherwise than none" in " ".join(_compared(panel))
+    told = " ".join(_written(panel, run_.spec))
+    assert "empty answers: none 100.0 %" in told
+    assert "(--chat)" in told
+
+
+def test_what_a_tokenizer_and_a_shape_can_tell_is_told_before_anything_runs(finished, tmp_path):
+    for wrong, says in (
+        ({"heads": "L0H4"}, "L0H4 is out of range"),
+        ({"conditions": ["none", {"name": "x", "filler": "zebra", "count": 3}]}, "no single token"),
+        ({"conditions": ["none", {"name": "x", "filler": [999999], "count": 3}]}, "999999"),
+    ):
+        spec = make_spec({"study": "fillers", "models": [str(finished / "m")], **QUICK, **wrong})
+        (tmp_path / "study.yaml").write_text(spec.as_yaml())
+        for extra in (("--dry-run",), ("--out", str(tmp_path / "r"))):
+            made = run("run", str(tmp_path / "study.yaml"), *extra, "-q")
+            assert says in error_of(made)
+        assert not (tmp_path / "r").exists()
+
+
+def test_show_takes_a_study_file(finished, tmp_path):
+    text = (
+        "study: fillers\nmodels: [smollm2]\nconditions: [none, {name: abc, filler: e, count: 4}]\n"
+    )
+    (tmp_path / "study.yaml").write_text(text)
+    told = run("fillers", "show", str(finished / "m"), "--conditions", str(tmp_path / "study.yaml"))
+    assert told.exit_code == 0, told.output
+    assert "4 times 'e'" in told.stdout
+
+
+def test_only_the_papers_own_conditions_have_its_numbers(tmp_path):
+    other = {"name": "mful", "filler": "x", "count": 3}
+    given = {"models": ["qwen2.5-math-1.5b"], "tasks": ["math500"], "data": "hub"}
+    (panel,) = read_panels(filled.write_run(tmp_path, conditions=["none", "mless", other], **given))
+    assert set(published_for(panel)) == {"none", "mless"}
 
 
 def test_wrong_options_end_in_a_sentence(finished):

@@ -219,5 +219,5 @@ def plot_curve(curve: Curve) -> Figure:
 def add_caption(figure: Figure, caption: str) -> None:
     """What a figure must say by itself, small and grey below it."""
     wide = int(19 * figure.get_figwidth())
-    lines = textwrap.fill(caption, wide)
+    lines = textwrap.fill(caption, wide).replace("$", r"\$")  # a dollar, no formula
     figure.text(0.01, -0.01, lines, fontsize=7, color=GREY, ha="left", va="top")

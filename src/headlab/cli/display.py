@@ -135,6 +135,7 @@ class Display(Interruptible):
         self._done += 1
         self._before += self._seconds(cell)
         self._move(self._before)
+        self._say("")
         what = f"{in_words(seconds)}" if reason is None else f"failed: {reason}"
         self._bar.console.print(
             escape(f"{self._done}/{self._cells}  {cell.says}  {what}"),

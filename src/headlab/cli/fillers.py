@@ -39,7 +39,7 @@ def _fillers() -> None:
 def show(
     model: ModelName,
     conditions: Annotated[
-        str, typer.Option(help="Of none, mless, mful, gap, random, arm, with commas.")
+        str, typer.Option(help="Of none, mless, mful, gap, random, arm; or a study file.")
     ] = _ALL,
     question: Annotated[str, typer.Option(help="What is asked.")] = _QUESTION,
     instruction: Annotated[
@@ -62,7 +62,12 @@ def show(
 
     from headlab.fillers import INSTRUCTION, build, parse_conditions
 
-    chosen = parse_conditions(conditions)
+    if conditions.endswith((".yaml", ".yml")):
+        from headlab.studies.spec import read_spec
+
+        chosen = parse_conditions(read_spec(conditions).settings().get("conditions", []))
+    else:
+        chosen = parse_conditions(conditions)
     if chat:
         chosen = [replace(condition, template="chat") for condition in chosen]
     with status("loading the tokenizer", quiet or as_json):

@@ -34,6 +34,7 @@ class Built:
     inserted: Tensor  # [position], True where the condition put a token in
     positions: Tensor  # [position], 0, 1, 2 ...; after a gap further on
     question: Tensor  # [position], True at the question's own tokens
+    instruction: Tensor  # [position], True at the instruction's
     pieces: list[str]  # [position], each token as text
 
     @property
@@ -42,8 +43,13 @@ class Built:
         return self.ids[~self.inserted]
 
     @property
+    def gap(self) -> int:
+        """Positions that no token has."""
+        return int(self.positions[-1]) - len(self.ids) + 1
+
+    @property
     def has_gap(self) -> bool:
-        return int(self.positions[-1]) != len(self.ids) - 1
+        return self.gap > 0
 
 
 @dataclass(frozen=True)
@@ -73,14 +79,18 @@ def build(
     order = np.argsort(np.concatenate([np.arange(n) + 0.5, places]), kind="stable")
     ids = torch.cat([plain.ids, new])[torch.from_numpy(order)]
     inserted = torch.from_numpy(order >= n)
-    question_own = torch.from_numpy((order >= plain.between) & (order < plain.end))
+    question_own, instruction_own = (
+        torch.from_numpy((order >= start) & (order < end))
+        for start, end in ((plain.between, plain.end), (plain.before, plain.between))
+    )
     positions = torch.arange(len(ids))
     if condition.kind == "gap":
         positions[plain.between :] += condition.count
     if int(inserted.sum()) != condition.inserts or not torch.equal(ids[~inserted], plain.ids):
         raise AssertionError(f"{condition.name} was not built as it should be")
     texts.ids(ids)  # refused if too long
-    return Built(condition, ids, inserted, positions, question_own, texts.token_texts(ids))
+    pieces = texts.token_texts(ids)
+    return Built(condition, ids, inserted, positions, question_own, instruction_own, pieces)
 
 
 def _plain(texts: Texts, condition: Condition, question: str, instruction: str) -> _Plain:

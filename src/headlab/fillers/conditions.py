@@ -14,6 +14,7 @@ Position = Literal["before", "between", "end", "random"]
 Template = Literal["raw", "chat"]
 Kind = Literal["none", "filler", "gap", "random-tokens"]
 PUBLISHED_COUNT = 55
+_MOST = 100_000  # tokens that a condition puts in
 _ALLOWED = {"position": Position, "template": Template, "kind": Kind}
 
 
@@ -51,6 +52,8 @@ class Condition:
             value = getattr(self, field)
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
                 raise HeadlabError(f"{told}: {field} is a whole number, 0 or more, not {value!r}")
+        if self.count > _MOST:
+            raise HeadlabError(f"{told}: a count is {_MOST:,} at most, not {self.count:,}")
         if self.kind == "filler" and not _is_filler(self.filler):
             raise HeadlabError(
                 f"{told}: the filler is a text such as '/', or token ids, not {self.filler!r}"
@@ -74,6 +77,11 @@ class Condition:
     def inserts(self) -> int:
         """How many tokens it adds to a prompt."""
         return 0 if self.kind == "gap" else self.count
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it leaves prompt and model as they are."""
+        return self.kind == "none" and self.arm is None
 
     @property
     def says(self) -> str:
@@ -124,7 +132,11 @@ def _between(value: object, low: float, high: float) -> bool:
 def _is_filler(filler: object) -> bool:
     if isinstance(filler, str):
         return bool(filler.strip())
-    return isinstance(filler, tuple) and bool(filler) and all(type(n) is int for n in filler)
+    return (
+        isinstance(filler, tuple)
+        and bool(filler)
+        and all(type(n) is int and 0 <= n < 2**31 for n in filler)
+    )
 
 
 CONDITIONS: dict[str, Condition] = {
@@ -174,7 +186,9 @@ def _parse_one(given: str | Mapping[str, Any] | Condition) -> Condition:
     values = dict(given)
     known = [field.name for field in fields(Condition)]
     if wrong := [key for key in values if key not in (*known, "like")]:
-        raise HeadlabError(f"a condition has {', '.join(known)} and like, not {wrong[0]!r}")
+        near = difflib.get_close_matches(str(wrong[0]), known, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise HeadlabError(f"a condition has {', '.join(known)} and like, not {wrong[0]!r}{hint}")
     if "name" not in values:
         raise HeadlabError(f"the condition {dict(given)!r} has no name")
     if values.get("arm") is not None:

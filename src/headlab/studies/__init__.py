@@ -51,6 +51,10 @@ def sample_examples(cell: Cell, texts: Texts, n: int, task: str | None = None) -
     return [example.prompt + example.target for example in examples]
 
 
+def nothing_to_check(cell: Cell, texts: Texts, shape: tuple[int, int]) -> None:
+    pass
+
+
 def nothing_to_grade(run: Run, told: Callable[[float], None]) -> None:
     pass
 
@@ -70,6 +74,8 @@ class Study:
     compare: Callable[[Run, Run], list[dict[str, str]]]  # a row a cell that both have
     # Some prompts of a cell with what is scored after them: its work depends on their length.
     sample: Callable[[Cell, Texts, int], list[str]] = sample_examples
+    # Says what cannot be done with a model's tokens and layers x heads, before its weights come.
+    check: Callable[[Cell, Texts, tuple[int, int]], Any] = nothing_to_check
     # Scores texts that are not scored yet, and tells how much of that is done, from 0 to 1.
     grade: Callable[[Run, Callable[[float], None]], Any] = nothing_to_grade
     shows: str = ""  # what its main figure shows; that one is figures/NAME.png, or NAME-*.png

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -59,8 +61,12 @@ def plan(spec: Spec, device: str | None = None, trust_remote_code: bool = False)
                 texts = load_texts(
                     bare, revision=revision, bos=spec.bos, trust_remote_code=trust_remote_code
                 )
+                with _raised():
+                    study.check(cell, texts, (shape.layers, shape.heads))
                 sample = study.sample(cell, texts, _SAMPLE)
                 lengths[key] = statistics.mean(len(texts.ids(each)) for each in sample)
+        except _Wrong as wrong:
+            raise HeadlabError(str(wrong)) from None
         except HeadlabError as error:
             lost = cell.model not in seen and not isinstance(error, ShapeUnknown)
             lost = lost or cell.model in gone
@@ -81,6 +87,18 @@ def plan(spec: Spec, device: str | None = None, trust_remote_code: bool = False)
         seconds = _OVERHEAD * operations / rates[shape.dtype]
         planned.append(Planned(cell, work.pairs, seconds, memory))
     return planned
+
+
+class _Wrong(Exception):  # noqa: N818, it says what is asked wrongly
+    """What no model is to blame for: nothing runs."""
+
+
+@contextmanager
+def _raised() -> Iterator[None]:
+    try:
+        yield
+    except HeadlabError as error:
+        raise _Wrong(str(error)) from None
 
 
 def matrix_rate(dtype: torch.dtype, device: torch.device) -> float:

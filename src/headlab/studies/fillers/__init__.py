@@ -14,6 +14,7 @@ STUDY = Study(
     write_report=later("fillers.page", "write_report"),
     compare=later("fillers.page", "compare"),
     sample=later("fillers.cell", "sample"),
+    check=later("fillers.cell", "check"),
     grade=later("fillers.panels", "read_panels"),
     shows="Accuracy by condition, and average attention by position",
 )

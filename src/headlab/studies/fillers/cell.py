@@ -29,7 +29,6 @@ from headlab.tasks.problems import Problem, find_problems, load_problems, needs_
 from headlab.texts import Texts
 
 TOO_LONG = "problems longer than the model reads"
-REGIONS = ("first", "instruction", "filler", "question")  # parts of a prompt
 SHOWN = 8  # problems that are kept with their prompts, and shown with all answers
 _ROWS = {"cuda": 512, "cpu": 16}  # texts of a piece that is kept on the way
 _ROOM = 64  # tokens that a chat template may add
@@ -61,11 +60,15 @@ def run_cell(cell: Cell, model: Model, progress: Progress, scratch: Path) -> Rec
     backed_off = model.back_offs
     problems = read_problems(cell)
     conditions = conditions_of(cell)
-    heads = heads_of(asked["heads"], model) if asked["attention_n"] else []
-    long = [problem for problem in problems if not _fits(model, problem, conditions)]
+    shape = (model.n_layers, model.n_heads)
+    heads = heads_of(asked["heads"], shape, model.name) if asked["attention_n"] else []
+    long = [p for p in problems if not _fits(model, p, conditions, asked["max_new_tokens"])]
     problems = [problem for problem in problems if problem not in long]
     if len(problems) < 2:
-        raise HeadlabError(f"{model.name} can read fewer than two of the problems")
+        raise HeadlabError(
+            f"{model.name} reads {model.max_length:,} tokens: too few for all but {len(problems)} "
+            "of the problems with what the conditions put in, and their answers"
+        )
     built = {
         condition.name: [build(model, condition, problem.question) for problem in problems]
         for condition in conditions
@@ -75,11 +78,17 @@ def run_cell(cell: Cell, model: Model, progress: Progress, scratch: Path) -> Rec
             f"{model.name} does not heed positions that it is given, so it can have no gap; leave "
             "the condition out"
         )
+    decoding = _decoding(asked, model, max(len(e.ids) + e.gap for o in built.values() for e in o))
+    texts = len(conditions) * len(problems)
     progress(asked["max_new_tokens"] * len(long) * len(conditions))
-    told = hashlib.sha256(repr((problems, conditions, INSTRUCTION)).encode()).hexdigest()
-    key = {"cell": cell.id, "problems": told, "headlab": __version__}
+    progress((asked["max_new_tokens"] - decoding["max_new_tokens"]) * texts)
+    # The tokens themselves: a chat template may write the date.
+    told = hashlib.sha256(repr((problems, conditions, decoding)).encode())
+    for own in built.values():
+        for each in own:
+            told.update(each.ids.numpy().tobytes() + each.positions.numpy().tobytes())
+    key = {"cell": cell.id, "prompts": told.hexdigest(), "headlab": __version__}
     kept = Scratch(scratch, key, progress)
-    decoding = _decoding(asked, model)
     writer = _Writer(model, cell, kept, progress, decoding)
     parts = [writer.write(each, problems, built[each.name]) for each in conditions]
     looked = [number for number, _ in enumerate(problems[: asked["attention_n"]])]
@@ -103,7 +112,7 @@ def run_cell(cell: Cell, model: Model, progress: Progress, scratch: Path) -> Rec
             },
             pd.concat(parts, ignore_index=True),
             heads,
-            (model.n_layers, model.n_heads),
+            shape,
             _joined([attention for attention, _ in views], _ATTENTION),
             _joined([regions for _, regions in views], _REGION),
             {name: own[0].pieces for name, own in built.items()},
@@ -130,30 +139,43 @@ def conditions_of(cell: Cell) -> list[Condition]:
     return [
         replace(
             each,
-            seed=each.seed + cell.seed,
-            arm=None if each.arm is None else replace(each.arm, seed=each.arm.seed + cell.seed),
+            seed=each.seed + (cell.seed << 20),  # no condition's own seed is another cell's
+            arm=None
+            if each.arm is None
+            else replace(each.arm, seed=(each.arm.seed + (cell.seed << 20)) % 2**62),
         )
         for each in found
     ]
 
 
-def heads_of(names: Sequence[str], model: Model) -> list[Head]:
+def check(cell: Cell, texts: Texts, shape: tuple[int, int]) -> None:
+    """Heads that are not there, fillers that are no token, a template that is none."""
+    asked = cell.settings
+    if asked["attention_n"]:
+        heads_of(asked["heads"], shape, texts.name)
+    for condition in conditions_of(cell):
+        few = replace(condition, count=min(condition.count, 2))
+        build(texts, few, "What is 2 + 3?")
+
+
+def heads_of(names: Sequence[str], shape: tuple[int, int], model: str) -> list[Head]:
     """L0H13 is a head, L0 all heads of a layer."""
+    layers, n_heads = shape
     found: dict[Head, None] = {}
     for name in names:
         layer, _, number = name.removeprefix("L").partition("H")
         own = (
             [Head(int(layer), int(number))]
             if number
-            else [Head(int(layer), head) for head in range(model.n_heads)]
+            else [Head(int(layer), head) for head in range(n_heads)]
         )
-        require_in_range(own, model.n_layers, model.n_heads, model.name)
+        require_in_range(own[:1], layers, n_heads, model)
         found |= dict.fromkeys(own)
     return list(found)
 
 
-def _fits(model: Model, problem: Problem, conditions: list[Condition]) -> bool:
-    """Whether the model can read the problem under every condition and write a token."""
+def _fits(model: Model, problem: Problem, conditions: list[Condition], new: int) -> bool:
+    """Whether the model can read the problem under every condition and write an answer."""
     if model.max_length is None or model.tokenizer is None:
         return True
     text = f"{INSTRUCTION} {problem.question}"
@@ -161,18 +183,29 @@ def _fits(model: Model, problem: Problem, conditions: list[Condition]) -> bool:
     more = max(
         condition.count + (_ROOM if condition.template == "chat" else 1) for condition in conditions
     )
-    return own + more < model.max_length
+    return own + more + min(new, model.max_length // 4) <= model.max_length
 
 
-def _decoding(asked: dict[str, Any], model: Model) -> dict[str, Any]:
-    """Temperature (None: greedy) and top-p: as asked, or as the model's own settings have it."""
+def _decoding(asked: dict[str, Any], model: Model, longest: int) -> dict[str, Any]:
+    """Temperature (None: greedy) and top-p, as asked or as the model's own settings have it, and
+    how long an answer can be: the same for every condition, though some leave less room."""
+    new = asked["max_new_tokens"]
+    if model.max_length is not None:
+        new = max(1, min(new, model.max_length - longest))
+    found = {"temperature": asked["temperature"], "top_p": asked["top_p"], "max_new_tokens": new}
     if asked["temperature"] != "model":
-        return {"temperature": asked["temperature"], "top_p": asked["top_p"]}
+        return found
     own = getattr(model.hf, "generation_config", None)
     if own is None or not own.do_sample:
-        return {"temperature": None, "top_p": 1.0}
+        return {**found, "temperature": None}
+    unheeded = {
+        name: getattr(own, name, None)
+        for name, usual in (("top_k", (None, 0, 50)), ("repetition_penalty", (None, 1.0)))
+        if getattr(own, name, None) not in usual
+    }
     top_p = 1.0 if own.top_p is None else float(own.top_p)
-    return {"temperature": float(own.temperature or 1.0), "top_p": top_p}
+    temperature = float(own.temperature or 1.0)
+    return {**found, "temperature": temperature, "top_p": top_p, "unheeded": unheeded}
 
 
 class _Writer:
@@ -213,7 +246,7 @@ class _Writer:
 
     def _piece(self, name: str, condition: Condition, built: list[Built]) -> list[Written]:
         asked = self.cell.settings
-        new = asked["max_new_tokens"]
+        new = self.decoding["max_new_tokens"]
         temperature, top_p = self.decoding["temperature"], self.decoding["top_p"]
         if condition.temperature is not None:
             temperature = condition.temperature or None
@@ -331,12 +364,11 @@ def _regions(
 
 def _places(built: Built) -> list[tuple[str, str, Tensor]]:
     """Each part of a prompt, the view it is looked at in, and which positions there are its."""
-    question = built.question[~built.inserted]
+    question, instruction = (each[~built.inserted] for each in (built.question, built.instruction))
     place = torch.arange(len(question))
-    start = int(question.nonzero()[0])
     return [
         ("first", "original", place == 0),
-        ("instruction", "original", (place > 0) & (place < start)),
+        ("instruction", "original", instruction & (place > 0)),
         ("question", "original", question & (place > 0)),
         ("filler", "whole", built.inserted),
     ]

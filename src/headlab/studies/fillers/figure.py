@@ -27,6 +27,7 @@ from headlab.figures import (
 from headlab.studies.fillers.panels import (
     Change,
     Panel,
+    Shift,
     changes,
     published_for,
 )
@@ -61,9 +62,10 @@ def draw_all(run: Run, panels: list[Panel]) -> list[dict[str, str]]:
     if looked := [panel for panel in panels if panel.heads]:
         save(attention(looked), folder, "attention", attention_rows(looked))
         drawn.append(("attention", "Attention by position, beside even attention"))
-        save(parts(looked), folder, "parts", part_rows(looked))
         save_table(region_rows(looked), folder, "regions")
-        drawn.append(("parts", "Attention on the parts of a prompt against even attention"))
+        if moved := [panel for panel in looked if _drawn(panel)]:
+            save(parts(moved), folder, "parts", part_rows(moved))
+            drawn.append(("parts", "Attention on the parts of a prompt against even attention"))
     return [
         {"name": name, "alt": alt, **{e: f"figures/{name}.{e}" for e in ("png", "pdf", "csv")}}
         for name, alt in drawn
@@ -72,12 +74,12 @@ def draw_all(run: Run, panels: list[Panel]) -> list[dict[str, str]]:
 
 def colours(panels: Sequence[Panel]) -> dict[str, str]:
     """A colour for each condition; one in a chat template has that of the raw one."""
-    names = dict.fromkeys(name for panel in panels for name in panel.names)
+    names = {each.name: each for panel in panels for each in panel.conditions}
     unused = [colour for name, colour in COLOURS.items() if name not in names]
     spare = itertools.cycle([*_OTHERS, *unused])
     found: dict[str, str] = {}
     for name in names:
-        bare = name.removesuffix("-chat")
+        bare = name.removesuffix("-chat") if names[name].template == "chat" else name
         found[name] = COLOURS.get(bare) or found.get(bare) or next(spare)
     return found
 
@@ -207,7 +209,7 @@ def _handles(
             facecolor=own[name],
             hatch="///" if condition.template == "chat" else None,
             edgecolor="white",
-            label=name,
+            label=_text(name),
         )
         for name, condition in conditions.items()
     ]
@@ -230,9 +232,10 @@ def caption(panels: Sequence[Panel], looked: Panel | None) -> str:
     n = sorted({len(panel.problems) for panel in panels})
     told = f"n = {n[0]}" if len(n) == 1 else f"n = {n[0]} to {n[-1]}"
     models = " and ".join(dict.fromkeys(_model(panel) for panel in panels))
-    says = "; ".join(f"{c.name}: {c.says}" for c in first.conditions if c.kind != "none" or c.arm)
+    told_of = [c for c in first.conditions if not c.is_plain or c.says != "nothing"]
+    says = "; ".join(f"{c.name}: {c.says}" for c in told_of)
     text = (
-        f"{models}; {told} problems, {decoded(first)}; right by {first.scores[0]} on the "
+        f"{models}; {told} problems, {decoded_all(panels)}; right by {first.scores[0]} on the "
         "completion alone; whiskers: 95 % interval over problems, not of the paired difference. "
         f"{says}."
     )
@@ -259,10 +262,28 @@ def decoded(panel: Panel) -> str:
     """How tokens are chosen, in words."""
     decoding = panel.found.decoding
     if decoding["temperature"] is None:
-        return "greedy"
+        own = [c.name for c in panel.conditions if c.temperature]
+        return f"greedy but for {', '.join(own)}" if own else "greedy"
     top = f", top-p {decoding['top_p']:g}" if decoding["top_p"] < 1 else ""
     seeds = count(len(panel.seeds), "draw")
     return f"temperature {decoding['temperature']:g}{top}, {seeds} each"
+
+
+def decoded_all(panels: Sequence[Panel]) -> str:
+    """The same for each model where they differ."""
+    each = {panel.model: decoded(panel) for panel in panels}
+    if len(set(each.values())) == 1:
+        return next(iter(each.values()))
+    return ", ".join(f"{model} {how}" for model, how in each.items())
+
+
+def _start(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]
+
+
+def _text(name: str) -> str:
+    """A dollar is no formula."""
+    return name.replace("$", r"\$")
 
 
 # --- paired differences ---
@@ -288,7 +309,7 @@ def differences(panels: Sequence[Panel]) -> Figure:
                 at += 1
             for change in found[place]:
                 _change(axis, at, change, own[change.condition])
-                labels.append((at, f"{change.condition} − {change.baseline}"))
+                labels.append((at, f"{_text(change.condition)} − {_text(change.baseline)}"))
                 at += 1
             at += 0.3
         axis.axvline(0, color="black", lw=0.5)
@@ -296,14 +317,19 @@ def differences(panels: Sequence[Panel]) -> Figure:
         axis.set_ylim(at - 0.6, -0.6)
         axis.set_xlabel("difference in percent right (points)")
         axis.set_title("Each condition against its baseline, on the same problems", loc="left")
-        single = len(panels[0].seeds) == 1
-        test = "McNemar's exact test" if single else "a test that flips signs at random"
+        seeds = sorted({min(2, len(panel.seeds)) for panel in panels})
+        test = {
+            (1,): "McNemar's exact test",
+            (2,): "a test that flips signs at random",
+            (1, 2): "McNemar's exact test, of several seeds one that flips signs at random",
+        }[tuple(seeds)]
         add_caption(
             figure,
-            f"Bars: 95 % paired bootstrap over problems. + and −: problems that only the "
-            f"condition, or only the baseline, gets right{'' if single else ' (mean over seeds)'}; "
+            "Bars: 95 % paired bootstrap over problems, never narrower than for what so few may "
+            "hide. + and −: problems that only the condition, or only the baseline, gets "
+            f"right{'' if seeds == [1] else ' (mean over seeds)'}; "
             f"p of {test}; Holm: adjusted for all {total} comparisons of the run. "
-            f"{decoded(panels[0]).capitalize()}.",
+            f"{_start(decoded_all(panels))}.",
         )
     return figure
 
@@ -377,11 +403,20 @@ def attention(panels: Sequence[Panel]) -> Figure:
 
 def _line(condition: Condition, own: dict[str, str]) -> Line2D:
     style = "--" if condition.template == "chat" else "-"
-    return Line2D([], [], ls=style, lw=1.4, color=own[condition.name], label=condition.name)
+    return Line2D([], [], ls=style, lw=1.4, color=own[condition.name], label=_text(condition.name))
 
 
 def _titled(panel: Panel, panels: Sequence[Panel]) -> str:
     return panel.model + (f", {panel.task}" if len({each.task for each in panels}) > 1 else "")
+
+
+def _drawn(panel: Panel) -> list[Shift]:
+    """Of the head that figures show; ARM acts behind the first layer's heads."""
+    return [
+        shift
+        for shift in panel.shifts(shown_head(panel))
+        if panel.condition(shift.condition).arm is None
+    ]
 
 
 def parts(panels: Sequence[Panel]) -> Figure:
@@ -396,11 +431,7 @@ def parts(panels: Sequence[Panel]) -> Figure:
             len(panels), 2, figsize=(7.6, high * len(panels) + 0.4), squeeze=False, sharey="row"
         )
         for row, panel in zip(axes, panels, strict=True):
-            found = [
-                shift
-                for shift in panel.shifts(shown_head(panel))
-                if panel.condition(shift.condition).arm is None
-            ]
+            found = _drawn(panel)
             for axis, region in zip(row, ("instruction", "question"), strict=True):
                 shifts = [shift for shift in found if shift.region == region]
                 for at, shift in enumerate(shifts):
@@ -416,7 +447,7 @@ def parts(panels: Sequence[Panel]) -> Figure:
                     )
                 axis.axhline(1, color="black", lw=0.4)
                 axis.set_xticks(
-                    range(len(shifts)), [shift.condition for shift in shifts], fontsize=8
+                    range(len(shifts)), [_text(shift.condition) for shift in shifts], fontsize=8
                 )
                 if crowded:
                     plt.setp(
@@ -429,10 +460,11 @@ def parts(panels: Sequence[Panel]) -> Figure:
             row[0].set_ylabel("factor to baseline")
         figure.tight_layout()
         heads = head_label(panels[0], shown_head(panels[0]))
+        bases = " or ".join(dict.fromkeys(s.baseline for panel in panels for s in _drawn(panel)))
         add_caption(
             figure,
             f"Attention from later tokens on a part of the prompt, {heads}, as a factor to the "
-            "same prompts without anything inserted; bar: 95 % interval over prompts of the "
+            f"same prompts with {bases}; bar: 95 % interval over prompts of the "
             "change that even attention does not explain. Dotted: even attention.",
         )
     return figure

@@ -39,6 +39,7 @@ def grade_texts(
         column = grade(rows, [name], progress=progress)[name]
         graded[name] = [float(score or 0.0) for score in column.scores]
         if name == "math":
-            graded["timed_out"] = [place in column.timed_out for place in range(len(rows))]
+            lost = column.timed_out | column.failed
+            graded["ungraded"] = [place in lost for place in range(len(rows))]
     graded[BOXED] = [last_box(text) is not None for text in texts["text"]]
     return Grades(texts[["condition", "problem"]].assign(**graded), able, missing)

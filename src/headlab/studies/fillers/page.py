@@ -39,6 +39,7 @@ _FEW = 100  # problems
 _WEAK = 0.05  # right without fillers: with less, accuracy says little
 _MANY = 0.2  # answers that are cut off, or without a box
 _LONG = 6  # sentences that open a page
+_HEADS = 64  # that the page shows one by one; the CSV files have all
 _SCORES = {
     "math": "math-verify on the completion",
     "math-strict": "the last box, written as the answer is",
@@ -55,7 +56,7 @@ def write_report(run: Run) -> Path:
         "fillers" if panels else "frame",
         _data(panels),
         title="Do filler tokens before a question help, and where does attention go?",
-        lead=_lead(panels, brief=True),
+        lead=_lead(panels),
         asked=[
             *asked(spec),
             ("conditions", ", ".join(_names(spec))),
@@ -97,20 +98,20 @@ def _decoding(spec: FillersSpec) -> str:
 
 
 def findings(run: Run) -> list[str]:
-    """A sentence for each model, problem set and condition, and one for attention."""
+    """A sentence for each model, problem set and condition, or one for all; one for attention."""
     return _lead(read_panels(run))
 
 
-def _lead(panels: list[Panel], brief: bool = False) -> list[str]:
+def _lead(panels: list[Panel]) -> list[str]:
     found = changes(panels)
-    short = brief and len(panels) > _LONG // 2  # each has a sentence of its own besides
+    short = len(panels) > _LONG // 2  # each has a sentence of its own besides
     told = []
     for place, panel in enumerate(panels):
         sentences = [_sentence(panel, change) for change in found[place]]
-        if brief and sum(len(own) for own in found.values()) > _LONG:
+        if sum(len(own) for own in found.values()) > _LONG:
             sentences = [_summary(panel, found[place])]
         told += sentences
-        if (sentence := _attention_sentence(panel, brief)) is not None and not short:
+        if (sentence := _attention_sentence(panel)) is not None and not short:
             told.append(sentence)
     if short and (sentence := _attention_summary(panels)) is not None:
         told.append(sentence)
@@ -153,23 +154,19 @@ def _summary(panel: Panel, own: list[Change]) -> str:
     return f"{told}; {'; '.join(parts)}."
 
 
-def _attention_sentence(panel: Panel, brief: bool = False) -> str | None:
+def _attention_sentence(panel: Panel) -> str | None:
     """Whether what fillers do to attention is more than having more tokens does."""
     if not panel.heads:
         return None
     head = shown_head(panel)
-    found = [
-        shift
-        for shift in panel.shifts(head)
-        if shift.region == "question" and panel.condition(shift.condition).inserts
-    ]
+    found = _told(panel, head)
     if not found:
         return None
     label = f"{_of(panel)}, {head_label(panel, head)}"
-    if brief and len(found) > _LONG // 2:
+    if len(found) > _LONG // 2 + 1:
         seen, even = ([getattr(s, name) for s in found] for name in ("observed", "uniform"))
         return (
-            f"{label}: with tokens inserted, attention on the question's tokens becomes "
+            f"{label}: attention on the question's tokens becomes "
             f"{min(seen):.2f}x to {max(seen):.2f}x, even attention {min(even):.2f}x to "
             f"{max(even):.2f}x; {_counted([shift.verdict for shift in found])}."
         )
@@ -179,7 +176,8 @@ def _attention_sentence(panel: Panel, brief: bool = False) -> str | None:
         "open": "as much",
     }
     parts = [
-        f"{shift.observed:.2f}x with {shift.condition} (even attention {shift.uniform:.2f}x; "
+        f"{shift.observed:.2f}x with {shift.condition}{_against(shift)} (even attention "
+        f"{shift.uniform:.2f}x; "
         f"beyond that {shift.beyond:.2f}x, {shift.low:.2f} to {shift.high:.2f}: "
         f"{said[shift.verdict]})"
         for shift in found
@@ -193,15 +191,31 @@ def _attention_summary(panels: list[Panel]) -> str | None:
         shift.verdict
         for panel in panels
         if panel.heads
-        for shift in panel.shifts(shown_head(panel))
-        if shift.region == "question" and panel.condition(shift.condition).inserts
+        for shift in _told(panel, shown_head(panel))
     ]
     if not verdicts:
         return None
     return (
-        f"Attention on the question's tokens, conditions that insert tokens x models x problem "
-        f"sets: {_counted(verdicts)}."
+        "Attention on the question's tokens, conditions x models x problem sets: "
+        f"{_counted(verdicts)}."
     )
+
+
+def _told(panel: Panel, head: str | None) -> list[Shift]:
+    """On the question, where the condition can change it: what comes after it cannot, nor can ARM
+    before the second layer."""
+    return [
+        shift
+        for shift in panel.shifts(head)
+        if shift.region == "question"
+        and panel.condition(shift.condition).position != "end"
+        and panel.condition(shift.condition).arm is None
+        and not panel.condition(shift.condition).is_plain
+    ]
+
+
+def _against(shift: Shift) -> str:
+    return "" if shift.baseline == "none" else f" against {shift.baseline}"
 
 
 def _counted(verdicts: list[str]) -> str:
@@ -227,7 +241,7 @@ def _share(share: Share) -> str:
 
 
 def _percent(value: float) -> str:
-    return f"{100 * value:.1f} %" if 0 < value < 0.1 else f"{100 * value:.0f} %"
+    return f"{100 * value:.1f} %"
 
 
 def _points(value: float) -> str:
@@ -246,9 +260,10 @@ def _warnings(run: Run, spec: FillersSpec, panels: list[Panel]) -> list[str]:
             f"A quick look: {count(min(n), 'problem')}, where one run over 500 has a standard "
             "error of 2 points, the size of the published effect."
         )
-    names = _names(spec)
-    gone = [name for name in ("gap", "random") if name not in names]
-    if any(name in names for name in ("mless", "mful")) and gone:
+    kinds = {str(condition["kind"]) for condition in spec.settings()["conditions"]}
+    controls = {"gap": "gap", "random-tokens": "random"}
+    gone = [name for kind, name in controls.items() if kind not in kinds]
+    if "filler" in kinds and gone:
         told.append(
             f"Without the control{'s' if len(gone) > 1 else ''} {' and '.join(gone)}, an effect "
             "need not be of the filler: more tokens and further positions come with it."
@@ -274,11 +289,12 @@ def _warnings(run: Run, spec: FillersSpec, panels: list[Panel]) -> list[str]:
             if many:
                 each = ", ".join(f"{name} {_percent(share)}" for name, share in many.items())
                 told.append(f"{_of(panel)}: answers {said}: {each}.")
-        if panel.timed_out:
+        if panel.ungraded:
             told.append(
-                f"{_of(panel)}: grading {count(panel.timed_out, 'answer')} took too long; counted "
-                "as wrong."
+                f"{_of(panel)}: {count(panel.ungraded, 'answer')} could not be graded (too "
+                "long, or the grader broke down); counted as wrong."
             )
+        told += _compared(panel) + _written(panel, spec)
         for reason, number in panel.found.left_out.items():
             told.append(f"{_of(panel)}: left out {number} {reason}.")
     missing = {
@@ -286,6 +302,46 @@ def _warnings(run: Run, spec: FillersSpec, panels: list[Panel]) -> list[str]:
     }
     for name, why in missing.items():
         told.append(f"Not graded: {name} ({why}); headlab report grades it where it can.")
+    return told
+
+
+def _compared(panel: Panel) -> list[str]:
+    """Comparisons in which more than the filler differs."""
+    told = []
+    for name in panel.names:
+        own, base = panel.condition(name), panel.baseline(name)
+        if base is None or own.is_plain:
+            continue
+        other = panel.condition(base)
+        if not other.is_plain:
+            told.append(
+                f"{_of(panel)}: there is no condition without a filler for {name}; it is compared "
+                f"with {base}."
+            )
+        elif (own.temperature, own.top_p) != (other.temperature, other.top_p):
+            told.append(f"{_of(panel)}: {name} is decoded otherwise than {base}, its baseline.")
+    return told
+
+
+def _written(panel: Panel, spec: FillersSpec) -> list[str]:
+    """What is odd about the answers."""
+    told = []
+    empty = {name: panel.share(name, "empty").mean for name in panel.names}
+    many = {name: share for name, share in empty.items() if share > _MANY}
+    if many:
+        each = ", ".join(f"{name} {_percent(share)}" for name, share in many.items())
+        raw = any(panel.condition(name).template == "raw" for name in many)
+        hint = "; the model may need its chat template (--chat)" if raw and not spec.chat else ""
+        told.append(f"{_of(panel)}: empty answers: {each}{hint}.")
+    decoding = panel.found.decoding
+    if decoding["max_new_tokens"] < spec.max_new_tokens:
+        told.append(
+            f"{_of(panel)}: answers have {decoding['max_new_tokens']} tokens at most, not "
+            f"{spec.max_new_tokens}: the model reads no more."
+        )
+    if unheeded := decoding.get("unheeded"):
+        each = ", ".join(f"{name} = {value}" for name, value in unheeded.items())
+        told.append(f"{_of(panel)}: of the model's own settings, not heeded: {each}.")
     return told
 
 
@@ -310,7 +366,7 @@ def _data(panels: list[Panel]) -> dict[str, Any]:
 
 
 def _panel(panel: Panel, found: dict[str, list[Change]]) -> dict[str, Any]:
-    heads = [str(head) for head in panel.heads]
+    heads = [str(head) for head in panel.heads][:_HEADS]
     return {
         "model": panel.model,
         "task": panel.task,

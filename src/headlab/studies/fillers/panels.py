@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,7 +16,7 @@ import torch
 
 from headlab.aliases import ALIASES
 from headlab.errors import HeadlabError
-from headlab.fillers import Condition
+from headlab.fillers import CONDITIONS, Condition
 from headlab.heads import Head
 from headlab.paired import holm, mcnemar, paired_difference, sign_flips
 from headlab.stats import bootstrap_means, resampled_interval, share_interval
@@ -119,16 +119,29 @@ class Panel:
         return [id for id in self.found.problems if id in shared]
 
     def baseline(self, name: str) -> str | None:
-        """What a condition is compared with: nothing inserted, in the same template; a chat
-        without anything, the raw prompt without anything."""
-        plain = {  # by template, the first
-            condition.template: condition.name
-            for condition in reversed(self.conditions)
-            if condition.kind == "none" and condition.arm is None
-        }
-        first = plain.get("raw") or self.conditions[0].name
-        own = plain.get(self.condition(name).template, first)
-        found = own if own != name else first
+        """What a condition is compared with: the plain one of the same template and decoding, else
+        of the same template; where there is none, that template's first. The plain one itself: of
+        another decoding with the usual one's, in a chat template with the raw one."""
+        own = self.condition(name)
+        alike = [each for each in self.conditions if each.template == own.template]
+        plain = [each for each in alike if each.is_plain]
+        same = [each for each in plain if _decoding(each) == _decoding(own)]
+        usual = [each for each in plain if _decoding(each) == (None, None)]
+        if not own.is_plain:
+            choices = same or usual or plain or alike[:1]
+        elif same[0].name != name:
+            choices = same
+        elif usual != same and usual:
+            choices = usual
+        else:
+            others = [each for each in self.conditions if each.template != own.template]
+            raw = own.template == "chat"
+            choices = [
+                each
+                for each in others
+                if raw and each.is_plain and _decoding(each) == _decoding(own)
+            ]
+        found = choices[0].name if choices else None
         return None if found == name else found
 
     def values(self, name: str, score: str) -> np.ndarray:
@@ -149,9 +162,10 @@ class Panel:
             )
             table["truncated"] = table["end"] == "length"
             table["unboxed"] = ~table[BOXED].astype(bool)
-            names = [*self.scores, "truncated", "unboxed", "tokens"]
-            if "timed_out" in table:
-                names.append("timed_out")
+            table["empty"] = each.texts["text"].str.strip() == ""
+            names = [*self.scores, "truncated", "unboxed", "empty", "tokens"]
+            if "ungraded" in table:
+                names.append("ungraded")
             wide = table.pivot(index="condition", columns="problem")
             found.append({name: wide[name][self.problems].astype(float) for name in names})
         return found
@@ -167,12 +181,10 @@ class Panel:
         return float(self.values(name, "tokens").mean())
 
     @property
-    def timed_out(self) -> int:
-        """Answers whose grading took longer than it may."""
+    def ungraded(self) -> int:
+        """Answers whose grading took longer than it may, or broke down."""
         return sum(
-            int(table["timed_out"].to_numpy().sum())
-            for table in self._tables
-            if "timed_out" in table
+            int(table["ungraded"].to_numpy().sum()) for table in self._tables if "ungraded" in table
         )
 
     def change(self, name: str, score: str) -> Change | None:
@@ -323,4 +335,19 @@ def published_for(panel: Panel) -> dict[str, float]:
     if panel.task != numbers["task"]:
         return {}
     own = numbers["models"].get(ALIASES.get(panel.source, panel.source), {})
-    return {name: value for name, value in own.items() if name in panel.names}
+    return {
+        condition.name: own[condition.name]
+        for condition in panel.conditions
+        if condition.name in own and _is_known(condition)
+    }
+
+
+def _is_known(condition: Condition) -> bool:
+    """Whether it is what its name stands for, whatever its luck."""
+    known = CONDITIONS[condition.name]
+    arm = condition.arm and known.arm and replace(condition.arm, seed=known.arm.seed)
+    return replace(condition, seed=known.seed, arm=arm) == known
+
+
+def _decoding(condition: Condition) -> tuple[float | None, float | None]:
+    return condition.temperature, condition.top_p

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 from pydantic import BeforeValidator as Before
@@ -21,6 +21,9 @@ from headlab.studies.spec import (
     is_stored,
     said,
 )
+
+if TYPE_CHECKING:
+    from headlab.fillers import Condition
 
 ProblemName = Literal["math500", "gsm8k", "arithmetic"]
 CONTROLLED = ["none", "mless", "mful", "gap", "random"]
@@ -49,7 +52,13 @@ def _head(name: str) -> str:
 
 
 def _temperature(value: Any) -> Any:
-    return None if value == "greedy" else value
+    """Above 0, model, or None: greedy, which 0 is, too."""
+    if value in (None, "greedy", "model") or (value == 0 and not isinstance(value, bool)):
+        return value if value == "model" else None
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0 < value <= 100:
+        raise ValueError(f"a number above 0, greedy, or model (the model's own), not {value!r}")
+    return value
 
 
 class FillersSpec(Spec):
@@ -92,9 +101,7 @@ class FillersSpec(Spec):
     data: Folder = None
     n: int | None = Field(default=None, ge=2, le=1_000_000)
     max_new_tokens: int = Field(ge=1, le=100_000)
-    temperature: Annotated[
-        Annotated[float, Field(gt=0, le=100)] | Literal["model"] | None, Before(_temperature)
-    ] = None
+    temperature: Annotated[float | Literal["model"] | None, Before(_temperature)] = None
     top_p: float = Field(default=1.0, gt=0, le=1)
     stop: Annotated[list[Annotated[str, Field(min_length=1, max_length=1000)]], Before(as_list)] = (
         Field(default=[])
@@ -120,6 +127,12 @@ class FillersSpec(Spec):
 
         if self.top_p < 1 and self.temperature is None:
             raise ValueError("top_p needs a temperature; without one the likeliest token is taken")
+        if self.top_p < 1 and self.temperature == "model":
+            raise ValueError("top_p: the model's own settings have theirs; give a temperature")
+        for condition in said(self._in_full):
+            greedy = not condition.temperature and self.temperature is None
+            if condition.top_p is not None and (condition.temperature == 0 or greedy):
+                raise ValueError(f"conditions: {condition.name} has a top_p and no temperature")
         if self.data is not None and not any(needs_data(task) for task in self.tasks):
             raise ValueError(f"data: {' and '.join(self.tasks)} is built in and reads no files")
         if self.chat and any(
@@ -141,12 +154,17 @@ class FillersSpec(Spec):
             for seed in self.seeds
         ]
 
-    def settings(self) -> dict[str, Any]:
-        """Conditions in full: what a name stands for bears on the numbers."""
+    def _in_full(self) -> list[Condition]:
+        """All of them, those in a chat template too."""
         from headlab.fillers import parse_conditions
 
         found = parse_conditions(self.conditions)
         if self.chat:
             found += [replace(each, name=f"{each.name}-chat", template="chat") for each in found]
+        return parse_conditions(found)  # no two of one name
+
+    def settings(self) -> dict[str, Any]:
+        """Conditions in full: what a name stands for bears on the numbers."""
+        found = self._in_full()
         settings = {key: value for key, value in super().settings().items() if key != "chat"}
         return {**settings, "conditions": [condition.as_dict() for condition in found]}

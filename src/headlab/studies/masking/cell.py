@@ -26,6 +26,7 @@ from headlab.probing import elbow
 from headlab.studies import Work
 from headlab.studies.cells import Cell, Record
 from headlab.studies.masking.boosting import boosts_of, directions
+from headlab.studies.masking.judging import JUDGED
 from headlab.studies.masking.masks import Mask, draw_masks, gates_of, wanted_ks
 from headlab.studies.masking.ranked import GATE_BATCH, Ranked, fit_pairs, rank_functions
 from headlab.studies.masking.spec import SHARES
@@ -68,7 +69,7 @@ def run_cell(cell: Cell, model: Model, progress: Progress, scratch: Path) -> Rec
     tested = [item for item in held_out if item.function in asked["functions"]]
     shape = (model.n_layers, model.n_heads)
     _require(asked, train, tested, shape)
-    told = hashlib.sha256(repr((train, held_out, PROMPT, STOP)).encode()).hexdigest()
+    told = hashlib.sha256(repr((train, held_out, PROMPT, STOP, JUDGED)).encode()).hexdigest()
     key = {"cell": cell.id, "questions": told, "headlab": __version__}
     writer = Answering(model, asked, Scratch(scratch, key, progress), progress)
     ranked = rank_functions(cell, model, train, held_out, writer)

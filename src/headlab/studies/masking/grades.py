@@ -11,7 +11,7 @@ from headlab.grading.answers import find_answer
 from headlab.studies.cells import Cell
 from headlab.studies.graded import Grades, Told, gradable, kept_grades, steps_of
 from headlab.studies.masking.cell import Found
-from headlab.studies.masking.judging import judge
+from headlab.studies.masking.judging import JUDGED, judge
 
 if TYPE_CHECKING:
     from headlab.store import Run
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 # rule. quality: COMET where a checkpoint is here, else chrF, with the unmasked answer.
 ACCURACY = "accuracy"
 OTHERS = ("published", "quality")
-JUDGED = 2  # the version of `judge`
 
 
 def grades_of(run: Run, cell: Cell, found: Found, told: Told | None = None) -> Grades:

@@ -8,6 +8,7 @@ from headlab.grading.words import token_f1
 from headlab.tasks.cogqa import SubQuestion
 
 ENOUGH = 0.6  # of the words' F1
+JUDGED = 2  # to be raised when decisions change
 
 
 def is_right(item: SubQuestion, text: str) -> bool:
