@@ -121,9 +121,9 @@ def overview(panels: Sequence[Panel]) -> Figure:
             label = head_label(looked, head)
             top, bottom = (figure.add_subplot(grid[row, 1]) for row in (0, 1))
             _lines(top, looked, "original", head, own)
-            top.set_title(f"attention on the prompt's own tokens, {label}", loc="left")
+            top.set_title(f"attention on own tokens, {label}", loc="left")
             _lines(bottom, looked, "whole", head, own)
-            bottom.set_title(f"attention on the whole sequence, {label}", loc="left")
+            bottom.set_title(f"attention on all tokens, {label}", loc="left")
             bottom.set_xlabel("token position")
         figure.tight_layout()
         conditions = {c.name: c for panel in panels for c in panel.conditions}
@@ -178,8 +178,11 @@ def _bars(axis: Any, panels: Sequence[Panel], own: dict[str, str]) -> None:
 
 
 def _lines(axis: Any, panel: Panel, view: str, head: str | None, own: dict[str, str]) -> None:
-    """Observed, filled, and dotted what even attention gives."""
+    """Observed, filled, and dotted what even attention gives; of one template, the first's, whose
+    prompts line up."""
     for condition in panel.conditions:
+        if condition.template != panel.conditions[0].template:
+            continue
         if condition.arm is not None or (view == "whole" and not condition.inserts):
             continue
         lines = shown(panel.lines(condition.name, view, head))
