@@ -111,12 +111,19 @@ def _read(path: Path, folder: Path) -> dict[str, Any]:
         ],
         "lead": findings[:_FEW],
         "more": len(findings) - _FEW,
-        "warnings": run.study.warnings(run),
+        "warnings": _warnings(run),
         "figure": None if figure is None else _link(figure, folder),
         "alt": run.study.shows or f"The main figure of {spec.study}",
         "page": _link(page, folder) if without is None else None,
         "without": without,
     }
+
+
+def _warnings(run: Run) -> list[str]:
+    """Where cells failed, the first reason beside how many: that is what one looks for."""
+    told = run.study.warnings(run)
+    failed = any(run.status(cell) == "failed" for cell in run.cells)
+    return [" ".join(told[:2]), *told[2:]] if failed else told
 
 
 def _main_figure(run: Run) -> Path | None:

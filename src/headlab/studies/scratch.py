@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -65,3 +66,8 @@ class Scratch:
                 return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (OSError, KeyError, ValueError, SafetensorError):
             return None
+
+
+def as_file(name: str) -> str:
+    """A piece's name, whatever it holds."""
+    return hashlib.sha256(name.encode()).hexdigest()[:16]

@@ -9,13 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
-import torch
-from torch import Tensor
 
 from headlab import __version__
-from headlab.attention import Profiles, profile
 from headlab.engine import Progress
 from headlab.errors import HeadlabError
 from headlab.fillers import INSTRUCTION, Built, Condition, build, parse_conditions
@@ -24,7 +20,8 @@ from headlab.heads import Head, require_in_range
 from headlab.model import Model
 from headlab.studies import Work
 from headlab.studies.cells import Cell, Record
-from headlab.studies.scratch import Scratch
+from headlab.studies.fillers.looking import ATTENTION, REGION, STATISTICS, look
+from headlab.studies.scratch import Scratch, as_file
 from headlab.tasks.problems import Problem, find_problems, load_problems, needs_data
 from headlab.texts import Texts
 
@@ -96,7 +93,7 @@ def run_cell(cell: Cell, model: Model, progress: Progress, scratch: Path) -> Rec
     for condition in conditions if heads and looked else []:
         own = [built[condition.name][number] for number in looked]
         ids = [problems[number].id for number in looked]
-        views.append(_look(model, condition, own, ids, heads, kept))
+        views.append(look(model, condition, own, ids, heads, kept))
         progress(len(looked))
     return to_record(
         Found(
@@ -113,8 +110,8 @@ def run_cell(cell: Cell, model: Model, progress: Progress, scratch: Path) -> Rec
             pd.concat(parts, ignore_index=True),
             heads,
             shape,
-            _joined([attention for attention, _ in views], _ATTENTION),
-            _joined([regions for _, regions in views], _REGION),
+            _joined([attention for attention, _ in views], ATTENTION),
+            _joined([regions for _, regions in views], REGION),
             {name: own[0].pieces for name, own in built.items()},
             {
                 problem.id: {name: "".join(own[number].pieces) for name, own in built.items()}
@@ -273,105 +270,9 @@ class _Writer:
                 "backed_off": self.model.back_offs > before,
             }
 
-        kept = self.scratch.values(f"text-{_file(name)}", make, pairs=len(built) * new)
+        kept = self.scratch.values(f"text-{as_file(name)}", make, pairs=len(built) * new)
         self.backed_off |= kept["backed_off"]
         return [Written(**written) for written in kept["rows"]]
-
-
-def _file(name: str) -> str:
-    """A piece's name, whatever a condition is called."""
-    return hashlib.sha256(name.encode()).hexdigest()[:16]
-
-
-# --- attention ---
-
-
-def _look(
-    model: Model,
-    condition: Condition,
-    built: list[Built],
-    ids: list[str],
-    heads: list[Head],
-    scratch: Scratch,
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """By position, and by part of the prompt for each problem."""
-
-    def make() -> dict[str, Any]:
-        inserted = [each.inserted for each in built]
-        views = {"original": _profile(model, condition, built, heads, inserted)}
-        if condition.inserts:
-            views["whole"] = _profile(model, condition, built, heads, None)
-        tables = [_table(condition, view, found) for view, found in views.items()]
-        regions = _regions(condition, built, ids, views)
-        return {
-            "attention": pd.concat(tables, ignore_index=True).to_dict("list"),
-            "regions": regions.to_dict("list"),
-        }
-
-    kept = scratch.values(f"attention-{_file(condition.name)}", make)
-    found = pd.DataFrame(kept["attention"]), pd.DataFrame(kept["regions"])
-    return found[0].astype(dict.fromkeys(_STATISTICS, float)), found[1].astype(
-        dict.fromkeys(("observed", "uniform"), float)
-    )
-
-
-def _profile(
-    model: Model,
-    condition: Condition,
-    built: list[Built],
-    heads: list[Head],
-    inserted: list[Tensor] | None,
-) -> Profiles:
-    return profile(
-        model,
-        [each.ids for each in built],
-        heads,
-        inserted,
-        position_ids=[each.positions for each in built]
-        if any(each.has_gap for each in built)
-        else None,
-        arm=condition.arm,
-    )
-
-
-def _table(condition: Condition, view: str, found: Profiles) -> pd.DataFrame:
-    own = found.table(["received"]).drop(columns="statistic")
-    own = own[~own["mean"].isna()]
-    own = own.assign(condition=condition.name, view=view)
-    return own.astype(object).where(own.notna(), None)[_ATTENTION].reset_index(drop=True)
-
-
-def _regions(
-    condition: Condition, built: list[Built], ids: list[str], views: dict[str, Profiles]
-) -> pd.DataFrame:
-    """What later tokens of the prompt itself give to its parts; to the filler what all give."""
-    rows = []
-    for number, (each, id) in enumerate(zip(built, ids, strict=True)):
-        for region, view, there in _places(each):
-            if view not in views or not there.any():
-                continue
-            found = views[view]
-            for place, head in enumerate(found.heads):
-                own = [
-                    values["received"][number, place, : len(there)][there]
-                    for values in (found.values, found.null)
-                ]
-                means = [float(values.double().nanmean()) for values in own]
-                if all(np.isfinite(means)):
-                    rows.append((condition.name, str(head), region, id, *means))
-    return pd.DataFrame(rows, columns=_REGION)
-
-
-def _places(built: Built) -> list[tuple[str, str, Tensor]]:
-    """Each part of a prompt, the view it is looked at in, and which positions there are its."""
-    question, instruction = (each[~built.inserted] for each in (built.question, built.instruction))
-    place = torch.arange(len(question))
-    return [
-        ("first", "original", place == 0),
-        ("instruction", "original", instruction & (place > 0)),
-        ("question", "original", question & (place > 0)),
-        ("filler", "whole", built.inserted),
-    ]
 
 
 # --- what it takes ---
@@ -410,10 +311,7 @@ def sample(cell: Cell, texts: Texts, n: int) -> list[str]:
 # region     mless      math-3                            L0H4            question
 
 _TEXT = ["condition", "problem", "text", "end", "tokens"]
-_STATISTICS = ["mean", "low", "high", "uniform", "ratio", "ratio_low", "ratio_high"]
-_ATTENTION = ["condition", "view", "head", "position", *_STATISTICS, "prompts"]
-_REGION = ["condition", "head", "region", "problem", "observed", "uniform"]
-_PARTS = {"text": _TEXT, "attention": _ATTENTION, "region": _REGION}
+_PARTS = {"text": _TEXT, "attention": ATTENTION, "region": REGION}
 _WORDS = ("part", "condition", "problem", "end", "view", "head", "region")
 _NUMBERS = ("tokens", "position", "prompts")
 
@@ -436,7 +334,7 @@ def to_record(found: Found) -> Record:
     for column in _WORDS:
         table[column] = table[column].astype(object).fillna("").astype("category")
     table["text"] = table["text"].astype(object).fillna("")
-    for column in (*_STATISTICS, "observed"):
+    for column in (*STATISTICS, "observed"):
         table[column] = table[column].astype("float64")
     about = {name: getattr(found, name) for name in _ABOUT}
     about["conditions"] = [condition.as_dict() for condition in found.conditions]

@@ -31,6 +31,13 @@ from headlab.studies.fillers.panels import (
     changes,
     published_for,
 )
+from headlab.studies.fillers.rows import (
+    attention_rows,
+    change_rows,
+    part_rows,
+    region_rows,
+    share_rows,
+)
 from headlab.wording import count
 
 if TYPE_CHECKING:
@@ -471,69 +478,3 @@ def parts(panels: Sequence[Panel]) -> Figure:
             "change that even attention does not explain. Dotted: even attention.",
         )
     return figure
-
-
-# --- the CSV files ---
-
-
-def share_rows(panels: Sequence[Panel]) -> list[dict[str, Any]]:
-    rows = []
-    for panel in panels:
-        marks = published_for(panel)
-        for condition in panel.conditions:
-            for score in (*panel.scores, "truncated", "unboxed"):
-                share = panel.share(condition.name, score)
-                rows.append(
-                    {
-                        "model": panel.model,
-                        "task": panel.task,
-                        "condition": condition.name,
-                        "says": condition.says,
-                        "score": score,
-                        **share._asdict(),
-                        "seeds": len(panel.seeds),
-                        "tokens": panel.tokens(condition.name),
-                        "published": marks.get(condition.name, "")
-                        if score == panel.scores[0]
-                        else "",
-                    }
-                )
-    return rows
-
-
-def change_rows(panels: Sequence[Panel]) -> list[dict[str, Any]]:
-    scores = dict.fromkeys(score for panel in panels for score in panel.scores)
-    return [
-        {"model": panel.model, "task": panel.task, "score": score, **vars(change)}
-        for score in scores
-        for place, own in changes(panels, score).items()
-        for panel in [panels[place]]
-        for change in own
-    ]
-
-
-def attention_rows(panels: Sequence[Panel]) -> list[dict[str, Any]]:
-    return [
-        {"model": panel.model, "task": panel.task, **row}
-        for panel in panels
-        for row in panel.found.attention.to_dict("records")
-    ]
-
-
-def part_rows(panels: Sequence[Panel]) -> list[dict[str, Any]]:
-    rows = []
-    for panel in panels:
-        for head in (None, *(str(head) for head in panel.heads)):
-            for shift in panel.shifts(head):
-                told = {"model": panel.model, "task": panel.task, "head": head or "mean"}
-                rows.append({**told, **vars(shift)})
-    return rows
-
-
-def region_rows(panels: Sequence[Panel]) -> list[dict[str, Any]]:
-    """What each part of the prompt receives, the first token and the filler among them."""
-    return [
-        {"model": panel.model, "task": panel.task, **row}
-        for panel in panels
-        for row in panel.parts().to_dict("records")
-    ]
