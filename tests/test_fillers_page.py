@@ -13,9 +13,9 @@ import filled
 import pytest
 
 from headlab.report import render
+from headlab.studies.fillers.data import report_data
 from headlab.studies.fillers.figure import colours, shown
 from headlab.studies.fillers.grades import SCORES, grade_texts
-from headlab.studies.fillers.page import _data
 from headlab.studies.fillers.panels import Panel, changes, published_for
 from headlab.studies.graded import gradable
 
@@ -43,7 +43,7 @@ def panels() -> tuple[Panel, ...]:
 
 @functools.cache
 def whole() -> str:
-    return json.dumps(_data(list(panels())))
+    return json.dumps(report_data(list(panels())))
 
 
 def _open(browser: browsers.Browser, folder: Path, data: Any, bad: str = "") -> browsers.Browser:
@@ -293,7 +293,7 @@ def test_helps_and_hurts_are_said(browser: browsers.Browser, tmp_path: Path) -> 
     many = filled.panel(n=300, heads=())
     own = {change.condition: change.verdict for change in changes([many])[0]}
     assert (own["mless"], own["random"]) == ("better", "worse")
-    _open(browser, tmp_path, _data([many]))
+    _open(browser, tmp_path, report_data([many]))
     for name, word in (("mless", "helps"), ("random", "hurts")):
         assert browser.texts(f"{_row(many, name)} .{word} b") == [word]
 
@@ -484,7 +484,7 @@ def test_hostile_text_is_shown_as_text(browser: browsers.Browser, tmp_path: Path
     bad = f"{SCRIPT} {IMAGE} {{{{ 7*7 }}}}"
     own = filled.conditions(["none", {"name": f"x{bad}", "filler": bad, "count": 9}])
     panel = filled.panel(f"smollm2 {IMAGE}", "arithmetic", own=own, n=12)
-    data = _data([panel, filled.panel("smollm2", "arithmetic", own=own, n=12)])
+    data = report_data([panel, filled.panel("smollm2", "arithmetic", own=own, n=12)])
     for one in data["panels"]:
         for answer in one["answers"]:
             answer["question"] += bad
@@ -521,7 +521,7 @@ def test_many_conditions_with_long_names_fit_a_phone(
     panel = filled.panel(own=own, n=12)
     assert len(set(colours([panel]).values())) == 12
     browser.size(360, 800)
-    _open(browser, tmp_path, _data([panel]))
+    _open(browser, tmp_path, report_data([panel]))
     assert browser.js("document.documentElement.scrollWidth") <= 360
     assert browser.count("#accuracy-grid rect.bar") == 24
     plot = browser.js(
