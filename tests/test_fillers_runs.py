@@ -290,6 +290,10 @@ def test_empty_answers_and_comparisons_of_two_things_are_told(tmp_path):
 
     assert "warm is decoded otherwise than none" in " ".join(_compared(panel))
     told = " ".join(_written(panel, run_.spec))
+    twice = filled.write_run(tmp_path / "twice", seeds=[0, 1])
+    greedy = "seeds differ in random tokens, random places and ARM alone"
+    assert greedy in " ".join(twice.study.warnings(twice))
+    assert greedy not in " ".join(run_.study.warnings(run_))
     assert "empty answers: none 100.0 %" in told
     assert "(--chat)" in told
 

@@ -257,6 +257,11 @@ def _warnings(run: Run, spec: FillersSpec, panels: list[Panel]) -> list[str]:
             f"Without the control{'s' if len(gone) > 1 else ''} {' and '.join(gone)}, an effect "
             "need not be of the filler: more tokens and further positions come with it."
         )
+    if len(spec.seeds) > 1 and spec.temperature is None:
+        told.append(
+            "Tokens are chosen greedily: seeds differ in random tokens, random places and ARM "
+            "alone, all other answers are the same again."
+        )
     for panel in panels:
         score = panel.scores[0]
         if score != "math":
