@@ -348,7 +348,9 @@ def test_a_python_that_is_not_there_is_named():
 def installing(python: str) -> tuple[subprocess.Popen[str], int]:
     """`headlab comet install` in the middle of its pip, and that pip's process id."""
     script = (
-        "import sys; from headlab import comet\n"
+        "import signal, sys; from headlab import comet\n"
+        # A shell's background job, which tests may be, starts deaf to Ctrl-C.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "comet.install(python=sys.argv[1], force=True, tell=lambda line: print(line, flush=True))"
     )
     process = subprocess.Popen(
@@ -375,19 +377,10 @@ def ended(pid: int) -> bool:
     return False
 
 
-def interrupt(process: subprocess.Popen) -> None:
-    """Ctrl-C, once more where Python dropped it: one that falls into a callback of its own is."""
-    process.send_signal(signal.SIGINT)
-    try:
-        process.wait(10)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGINT)
-        process.wait(20)
-
-
 def test_an_interrupted_install_ends_its_pip_and_leaves_nothing(place, python):
     process, pip = installing(python)
-    interrupt(process)
+    process.send_signal(signal.SIGINT)
+    process.wait(20)
     assert ended(pip)
     assert not place.exists()
     assert left_beside(place) == []
