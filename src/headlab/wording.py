@@ -14,6 +14,24 @@ def count(n: int, noun: str) -> str:
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
+def percent(share: float, digits: int = 0) -> str:
+    """A share of 1.
+
+    >>> percent(0.125), percent(0.125, 1)
+    ('12 %', '12.5 %')
+    """
+    return f"{100 * share:.{digits}f} %"
+
+
+def points(apart: float, digits: int = 0) -> str:
+    """A difference of shares, with its sign; ? where there is none.
+
+    >>> points(0.05), points(-0.012, 1), points(math.nan)
+    ('+5', '-1.2', '?')
+    """
+    return f"{100 * apart:+.{digits}f}" if math.isfinite(apart) else "?"
+
+
 def in_words(seconds: float) -> str:
     """A time as people say it.
 

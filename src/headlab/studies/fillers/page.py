@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ from headlab.studies.fillers.panels import (
     changes,
     read_panels,
 )
-from headlab.wording import count
+from headlab.wording import count, percent, points
 
 if TYPE_CHECKING:
     from headlab.store import Run
@@ -33,6 +33,7 @@ _PAPER = ("Meaningless Tokens, Meaningful Gains", "2510.01032", "2025")
 _FEW = 100  # problems
 _WEAK = 0.05  # right without fillers: with less, accuracy says little
 _MANY = 0.2  # answers that are cut off, or without a box
+_percent, _points = partial(percent, digits=1), partial(points, digits=1)
 _LONG = 6  # sentences that open a page
 
 
@@ -227,14 +228,6 @@ def _of(panel: Panel) -> str:
 
 def _share(share: Share) -> str:
     return f"{_percent(share.mean)} ({_percent(share.low)} to {_percent(share.high)})"
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f} %"
-
-
-def _points(value: float) -> str:
-    return f"{100 * value:+.1f}" if math.isfinite(value) else "?"
 
 
 def warnings(run: Run) -> list[str]:

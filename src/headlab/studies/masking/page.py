@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ from headlab.studies.masking.grades import ACCURACY
 from headlab.studies.masking.panels import Panel, Point, read_panels
 from headlab.studies.spec import MIN_ORDERS
 from headlab.tasks.cogqa import FUNCTIONS
-from headlab.wording import count
+from headlab.wording import count, percent, points
 
 if TYPE_CHECKING:
     from headlab.store import Run
@@ -133,7 +132,7 @@ def _sentence(panel: Panel, name: str) -> str:
     none = panel.unmasked(name)
     top, random = (panel.point(name, kind, k) for kind in ("top", "random"))
     apart, low, high = panel.fall(name, k)
-    low_draw, high_draw = (_percent(end) for end in random.band)
+    low_draw, high_draw = (percent(end) for end in random.band)
     draws = count(len(random.draws), "draw")
     said = {
         "below": "the top heads matter more than random ones",
@@ -142,23 +141,15 @@ def _sentence(panel: Panel, name: str) -> str:
     }[panel.verdict(name, k)]
     return (
         f"{panel.model}, {FUNCTIONS[name]}, by {panel.ranking}: right {_share(none)} with all "
-        f"heads; with {k} of {panel.total} masked {_share(top)} (top), {_percent(random.mean)} "
+        f"heads; with {k} of {panel.total} masked {_share(top)} (top), {percent(random.mean)} "
         f"(random, {low_draw} to {high_draw} in {draws}); random less top "
-        f"{_points(apart)} points ({_points(low)} to {_points(high)}), p = "
+        f"{points(apart)} points ({points(low)} to {points(high)}), p = "
         f"{panel.draw_p(name, k):.2g} over draws: {said}."
     )
 
 
 def _share(point: Point) -> str:
-    return f"{_percent(point.mean)} ({_percent(point.low)} to {_percent(point.high)})"
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.0f} %"
-
-
-def _points(value: float) -> str:
-    return f"{100 * value:+.0f}" if math.isfinite(value) else "?"
+    return f"{percent(point.mean)} ({percent(point.low)} to {percent(point.high)})"
 
 
 def warnings(run: Run) -> list[str]:
@@ -208,7 +199,7 @@ def _warnings(run: Run, spec: MaskingSpec, panels: list[Panel]) -> list[str]:
     )
     if weak:
         told.append(
-            f"Right on less than {_percent(_WEAK)} even with all heads: {', '.join(weak)}. There "
+            f"Right on less than {percent(_WEAK)} even with all heads: {', '.join(weak)}. There "
             "is little that masking could take away."
         )
     for panel in panels[:1]:
@@ -221,7 +212,7 @@ def _warnings(run: Run, spec: MaskingSpec, panels: list[Panel]) -> list[str]:
         unread = 1 - float(panel.texts.loc[panel.texts["kind"] == "none", "in_json"].mean())
         if unread > 0:
             told.append(
-                f"{panel.model}: {_percent(unread)} of the unmasked answers are no JSON; their "
+                f"{panel.model}: {percent(unread)} of the unmasked answers are no JSON; their "
                 "first paragraph was judged."
             )
     missing = {name: why for panel in panels for name, why in panel.grades.missing.items()}
@@ -378,10 +369,10 @@ def compare(one: Run, other: Run) -> list[dict[str, str]]:
             for name in [name for name in a.functions if name in b.functions]:
                 k = max(set(a.found.ks[name]) & set(b.found.ks[name]), default=None)
                 row = {"function": FUNCTIONS[name], "model": a.model, "ranking": a.ranking}
-                row["right"] = "; ".join(_percent(p.unmasked(name).mean) for p in (a, b))
+                row["right"] = "; ".join(percent(p.unmasked(name).mean) for p in (a, b))
                 for kind in ("top", "random"):
                     row[f"{kind} {k or ''}".strip()] = "; ".join(
-                        "-" if k is None else _percent(p.point(name, kind, k).mean) for p in (a, b)
+                        "-" if k is None else percent(p.point(name, kind, k).mean) for p in (a, b)
                     )
                 sizes = (p.sizes(name).flatten() for p in (a, b))
                 row["heads"] = f"rank correlation {float(spearmanr(*sizes).statistic):.2f}"
