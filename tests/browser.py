@@ -159,18 +159,24 @@ class Browser:
 
     def open(self, path: Path, fragment: str = "") -> None:
         """Load a file as a reader would, and wait until it is there."""
-        self.send("Page.navigate", url="about:blank")
-        self.wait("location.href === 'about:blank'")
+        self._navigate("about:blank")
         self.errors.clear()
         self.requests.clear()
-        self._page, self._loaded = path.resolve().as_uri(), False
-        answer = self.send("Page.navigate", url=self._page + fragment)
+        self._page = path.resolve().as_uri()
+        self._navigate(self._page + fragment)
+        self.settle()
+
+    def _navigate(self, url: str) -> None:
+        self._loaded = False
+        answer = self.send("Page.navigate", url=url)
         if "errorText" in answer:
-            raise RuntimeError(f"{path}: {answer['errorText']}")
+            raise RuntimeError(f"{url}: {answer['errorText']}")
+        self._until_loaded()
+
+    def _until_loaded(self) -> None:
         until = time.monotonic() + LIMIT
         while not self._loaded:
             self._next(until, "loading")
-        self.settle()
 
     def settle(self) -> None:
         """Wait until what was asked for is drawn."""
@@ -224,12 +230,25 @@ class Browser:
         self.settle()
 
     def click(self, selector: str) -> None:
-        """A real mouse click in the middle of an element."""
+        """A real mouse click in the middle of an element that stays on the page."""
+        self._click(selector)
+        self.settle()
+
+    def follow(self, selector: str) -> None:
+        """A click on a link to another page, and wait until that is there.
+
+        Nothing is asked of the page in between: the answer would be lost with it.
+        """
+        self._loaded = False
+        self._click(selector)
+        self._until_loaded()
+        self.settle()
+
+    def _click(self, selector: str) -> None:
         x, y = self._centre(selector)
         self.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
         for kind in ("mousePressed", "mouseReleased"):
             self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
-        self.settle()
 
     def press(self, key: str) -> None:
         """Press and release a key ("Escape", "ArrowRight", "Enter")."""
