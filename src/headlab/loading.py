@@ -25,6 +25,9 @@ from headlab.errors import HeadlabError
 from headlab.model import Model
 from headlab.proofs import check as run_check
 from headlab.seam import find_seam
+from headlab.sparse.files import read_gates
+from headlab.sparse.gating import NAME as SPARSE
+from headlab.sparse.gating import gate_attention
 from headlab.texts import BosPolicy, Texts
 
 if TYPE_CHECKING:
@@ -69,6 +72,11 @@ def load(
                 "this model is loaded already"
             )
         loaded = Model(model, tokenizer, bos=bos)
+        if getattr(model.config, SPARSE, None) is not None and loaded.sparse is None:
+            raise HeadlabError(
+                f"{loaded.name} has sparse attention, which transformers has loaded as dense; give "
+                "headlab.load its name or folder"
+            )
     elif not isinstance(model, (str, os.PathLike)):
         raise HeadlabError(
             f"headlab.load takes a name, a path or a transformers model, not {type(model).__name__}"
@@ -80,6 +88,11 @@ def load(
         source = resolve(os.fspath(model))
         options = _hub_options(source, revision, trust_remote_code)
         config, text = _read_config(source, options)
+        sparse = getattr(config, SPARSE, None)
+        if sparse is not None and attn_implementation is not None:
+            raise HeadlabError(
+                f"{source.label} has sparse attention, and no other can stand for it"
+            )
         hf, notes = _read_weights(
             source,
             config,
@@ -91,6 +104,10 @@ def load(
         )
         loaded = Model(hf, tokenizer or text, name=source.label, bos=bos)
         loaded.notes += notes
+        if sparse is not None:
+            bias = read_gates(source.location, source.label, sparse, options)
+            gate_attention(hf, loaded.seam, source.label, bias)
+            loaded.notes.append("sparse attention; plain transformers would load it dense")
     _require_finite_weights(loaded)
     if check:
         run_check(loaded).require()

@@ -15,6 +15,7 @@ from headlab.gates import ZERO, Gates, Reference, gate_heads
 from headlab.kernels import Norm, Rotary
 from headlab.restart import Forms, ended_at
 from headlab.seam import Seam, find_seam
+from headlab.sparse.gating import Gating, find_gating
 from headlab.texts import BosPolicy, PerPrompt, Prompt, Texts
 
 if TYPE_CHECKING:
@@ -113,6 +114,11 @@ class Model(Texts):
     def restartable(self) -> bool:
         """Whether a pass may begin at a layer, as `headlab.check` has proved."""
         return self.restart is not None
+
+    @property
+    def sparse(self) -> Gating | None:
+        """The gates of its attention's edges; None of a dense model."""
+        return find_gating(self.seam)
 
     @property
     def vocabulary(self) -> int:

@@ -110,8 +110,8 @@ def sightings(
 ) -> list[Sighting]:
     """Run the model on `ids` and report each use of attention, in order.
 
-    Attention is recognised by what it does, not by its name: a call of PyTorch's fused attention,
-    or a softmax whose result is multiplied with values. Its projection is the linear map that is
+    Attention is recognised by what it does, not by its name: a call of PyTorch's fused attention or
+    of Headlab's gated one, or a softmax whose result is multiplied with values. Its projection is the linear map that is
     then called on that very output; or, with `paths`, the next one of these, whatever it is given.
     """
     seen: list[Sighting] = []
@@ -161,7 +161,7 @@ class _AttentionWatch(TorchFunctionMode):
         if not isinstance(result, Tensor):
             return result
         name = getattr(func, "__name__", "")
-        if name == "scaled_dot_product_attention":
+        if name in ("scaled_dot_product_attention", "gated_attention"):
             self._attended(result)
         elif name in ("matmul", "__matmul__", "bmm", "einsum"):
             weights = next((arg for arg in args if isinstance(arg, Tensor)), None)

@@ -14,17 +14,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from torch.overrides import TorchFunctionMode
 
 from headlab.errors import HeadlabError
 from headlab.model import Tokens
 from headlab.seam import visible_attention
+from headlab.sparse.attention import logits, opened
 
 if TYPE_CHECKING:
     from headlab.model import Model
 
 _BLOCK_BYTES = {"cpu": 2**24, "cuda": 2**28}  # of weights in float32
 _FUSED = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+_GATED = ("query", "key", "value", "bias", "attn_mask", "scale", "softcap", "seen")
 
 
 class Block(NamedTuple):
@@ -121,6 +124,9 @@ class _Watcher(TorchFunctionMode):
         if name == "scaled_dot_product_attention":
             with torch._C.DisableTorchFunction():  # ours are not watched
                 self._fused(**dict(zip(_FUSED, args, strict=False)), **kwargs)
+        elif name == "gated_attention":
+            with torch._C.DisableTorchFunction():
+                self._gated(**dict(zip(_GATED, args, strict=False)), **kwargs)
         elif name == "softmax" and result.shape[-2:] == (self.positions, self.positions):
             with torch._C.DisableTorchFunction():
                 self._whole(args[0] if args else kwargs["input"], result)
@@ -160,6 +166,30 @@ class _Watcher(TorchFunctionMode):
                     allowed = allowed & (mask[:, :1] > self._lowest)
             weights = block.masked_fill(~allowed, -torch.inf).softmax(-1)
             self.visit(Block(self.layer, first, weights.nan_to_num(0.0), allowed))
+
+    def _gated(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        bias: Tensor,
+        attn_mask: Tensor | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        **_: Any,
+    ) -> None:
+        """Of sparse attention: closed edges have no weight, and the others no more for it."""
+        assert self.layer is not None
+        self.seen.add(self.layer)
+        own = torch.tensor(self.heads[self.layer], device=query.device)
+        shared = own // (query.shape[1] // key.shape[1])
+        for first, last in self._blocks(query):
+            mask = None if attn_mask is None else attn_mask[:, :, first:last]
+            s, allowed = logits(query[:, own], key[:, shared], first, last, mask, scale, softcap)
+            weights = s.float().softmax(-1) * opened(s, allowed, bias[own])
+            missing = self.positions - weights.shape[-1]  # keys after the last query
+            weights, allowed = (pad(each, (0, missing)) for each in (weights, allowed))
+            self.visit(Block(self.layer, first, weights, allowed))
 
     def _whole(self, scores: Tensor, weights: Tensor) -> None:
         """Of a model's own softmax: its input says where a query may look."""

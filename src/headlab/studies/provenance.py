@@ -57,6 +57,8 @@ def fingerprint(model: Model) -> str:
         flat = parameter.detach().reshape(-1)
         step = max(1, flat.numel() // _SAMPLED)
         told.update(flat[::step].float().cpu().numpy().tobytes())
+    if model.sparse is not None:
+        told.update(model.sparse.bias.numpy().tobytes())
     return told.hexdigest()[:16]
 
 
