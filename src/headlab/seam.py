@@ -111,8 +111,9 @@ def sightings(
     """Run the model on `ids` and report each use of attention, in order.
 
     Attention is recognised by what it does, not by its name: a call of PyTorch's fused attention or
-    of Headlab's gated one, or a softmax whose result is multiplied with values. Its projection is the linear map that is
-    then called on that very output; or, with `paths`, the next one of these, whatever it is given.
+    of Headlab's gated one, or a softmax whose result is multiplied with values. Its projection is
+    the linear map that is then called on that very output; or, with `paths`, the next one of these,
+    whatever it is given.
     """
     seen: list[Sighting] = []
     watch = _AttentionWatch(rows=ids.shape[0], positions=ids.shape[1])

@@ -47,7 +47,7 @@ def gated_attention(
     their square. `seen` is told the edges of each block.
     """
     if has_torch_function_unary(query):  # somebody watches attention
-        return handle_torch_function(  # type: ignore[no-any-return]
+        return handle_torch_function(
             gated_attention,
             (query,),
             *(query, key, value, bias, attn_mask, scale, softcap, seen),

@@ -114,18 +114,32 @@ def gate_attention(hf: PreTrainedModel, seam: Seam, name: str, bias: Tensor) -> 
     if not bool(bias.isfinite().all()):
         raise HeadlabError(f"the gates of {name} are not numbers")
     inner = hf.get_base_model() if hasattr(hf, "get_base_model") else hf  # PEFT wraps
+    before = inner.config._attn_implementation
     inner.set_attn_implementation(NAME)
-    if inner.config.get_text_config()._attn_implementation != NAME:
-        raise HeadlabError(
-            f"{name} ({type(inner).__name__}) does not use transformers' attention functions, so "
-            "it can have no sparse attention"
-        )
     gating = Gating([])
     for module, own in zip(seam.attentions, bias, strict=True):
         layer = LayerGates(own.detach().float().clone().to(_device(module)))
         setattr(module, _OWN, layer)
         gating.layers.append(layer)
+    try:
+        _require_calls(hf, gating, name)
+    except BaseException:
+        remove_gating(hf, seam, before)
+        raise
     return gating
+
+
+@torch.no_grad()
+def _require_calls(hf: PreTrainedModel, gating: Gating, name: str) -> None:
+    """Refuse a model whose layers do not each ask for gated attention once in a pass."""
+    ids = torch.ones(1, 2, dtype=torch.long, device=hf.get_input_embeddings().weight.device)
+    with gating.watched() as found:
+        hf(input_ids=ids, use_cache=False)
+    if any(len(edges) != 1 for edges in found):
+        raise HeadlabError(
+            f"{name} ({type(hf).__name__}) does not use transformers' attention functions, so it "
+            "can have no sparse attention"
+        )
 
 
 def find_gating(seam: Seam) -> Gating | None:
@@ -134,13 +148,13 @@ def find_gating(seam: Seam) -> Gating | None:
     return None if None in layers else Gating(layers)  # type: ignore[arg-type]
 
 
-def remove_gating(hf: PreTrainedModel, seam: Seam) -> None:
+def remove_gating(hf: PreTrainedModel, seam: Seam, attention: str = "sdpa") -> None:
     """A dense model again."""
     inner = hf.get_base_model() if hasattr(hf, "get_base_model") else hf
     for module in seam.attentions:
         if hasattr(module, _OWN):
             delattr(module, _OWN)
-    inner.set_attn_implementation("sdpa")
+    inner.set_attn_implementation(attention)
 
 
 @torch.no_grad()
