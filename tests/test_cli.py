@@ -20,6 +20,8 @@ from headlab.tasks.jsonl import read_examples
 COMMANDS = [
     "models",
     "check",
+    "convert",
+    "sparsify",
     "ablate",
     "activations",
     "attention",

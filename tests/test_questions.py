@@ -590,7 +590,7 @@ def test_the_shortest_answered_problems_of_the_hub_are_taken_once():
 def stand_in(tables):
     """What `datasets` would bring: rows by data set, configuration and split."""
 
-    def load_dataset(path, config, split):
+    def load_dataset(path, config, split, streaming):
         try:
             return tables[path, config, split]
         except KeyError:

@@ -138,6 +138,23 @@ def test_memory_grows_with_the_length_and_not_with_its_square(
     assert sizes[1024] < 1024 * 1024 * 4 * 4 / 8  # far below one square of logits
 
 
+def test_gates_are_decided_in_float32_whatever_the_dtype() -> None:
+    random = torch.Generator().manual_seed(5)
+    q, k = (torch.randn(1, 1, 64, 16, generator=random).bfloat16() for _ in range(2))
+    v = torch.eye(64).bfloat16()[None, None]  # the output is the weights
+    b = torch.full((1,), -1.0)  # a threshold at which bfloat16 has few numbers
+    s = (q.float() @ k.float().mT / 4)[0, 0]
+    allowed = torch.ones(64, 64, dtype=torch.bool).tril()
+    expected = (s > 1) & allowed & (s.masked_fill(~allowed, -torch.inf).softmax(-1) > 1e-30)
+    assert torch.equal(gated_attention(q, k, v, b)[0, 0] > 0, expected)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(gated_attention(q.float(), k.float(), v, b)[0, 0] > 0, expected)
+        counted = drawn_attention(q.float(), k.float(), v, b, drawn()).open
+    assert int(counted) == int(((s > 1) & allowed).sum())
+    narrow = (q @ k.mT / 4)[0, 0]
+    assert not torch.equal((narrow > 1) & allowed, expected)  # bfloat16 would decide otherwise
+
+
 # --- training ---
 
 

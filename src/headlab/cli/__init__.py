@@ -6,6 +6,7 @@ from headlab.cli import (  # noqa: F401  (each adds its command)
     attention,
     check,
     comet,
+    convert,
     curve,
     demo,
     fillers,
@@ -18,6 +19,7 @@ from headlab.cli import (  # noqa: F401  (each adds its command)
     run_fits,
     run_masking,
     runs,
+    sparsify,
     tasks,
 )
 from headlab.cli.app import app as app

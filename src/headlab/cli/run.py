@@ -80,11 +80,19 @@ def run_circuits(
     models: Models = None,
     tasks: Tasks = None,
     pairs: Annotated[
-        str | None, typer.Option(help="Models to compare, dense:sparse, with commas between.")
+        str | None,
+        typer.Option(
+            help="Models to compare, dense:sparse or dense:sparse:twin, with commas between. A "
+            "folder of headlab sparsify stands for all its levels."
+        ),
     ] = None,
     size: Size = None,
     methods: Annotated[
-        str | None, typer.Option(help="patch (default), attribute, ablate, random.")
+        str | None,
+        typer.Option(
+            help="patch (default), attribute, ablate, random; patch-per-prompt and so on for an "
+            "order for each prompt, in-sample."
+        ),
     ] = None,
     seeds: Seeds = None,
     n: Annotated[
@@ -98,7 +106,8 @@ def run_circuits(
         str | None, typer.Option(help="What the other heads give: counterfactual, mean or zero.")
     ] = None,
     per_prompt: Annotated[
-        bool, typer.Option("--per-prompt", help="An order for each prompt; in-sample.")
+        bool,
+        typer.Option("--per-prompt", help="All methods: an order for each prompt; in-sample."),
     ] = False,
     measure: Annotated[str | None, typer.Option(help="Default: each task's own.")] = None,
     steps: Annotated[int | None, typer.Option(help="Of attribute; more is integrated.")] = None,

@@ -140,7 +140,8 @@ def logits(
         places = torch.arange(key.shape[2], device=query.device)
         mask = (places[before + first : before + last, None] >= places)[None, None]
     asked = by_key_head(query[:, :, first:last].to(wide), key.shape[1])
-    s = asked @ key.to(wide).transpose(-1, -2)
+    with torch.autocast(query.device.type, enabled=False):  # it would narrow the product
+        s = asked @ key.to(wide).transpose(-1, -2)
     s = s.reshape(*query.shape[:2], last - first, -1)
     s = s * (query.shape[-1] ** -0.5 if scale is None else scale)
     if softcap is not None:

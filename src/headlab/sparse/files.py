@@ -55,6 +55,8 @@ def save_model(
         if tokenizer is not None:
             tokenizer.save_pretrained(part)
         (part / "README.md").write_text(card, encoding="utf-8")
+        for path in part.iterdir():
+            path.chmod(0o644)  # some writers make files for their owner alone
         shutil.rmtree(folder, ignore_errors=True)
         part.rename(folder)
     finally:

@@ -261,8 +261,10 @@ def text_of(row: Any, field: str) -> str:
     return value.strip()
 
 
-def load_rows(path: str, config: str | None, split: str) -> Iterator[Mapping[str, Any]]:
-    """The rows of a data set on the hub."""
+def load_rows(
+    path: str, config: str | None, split: str, streaming: bool = False
+) -> Iterator[Mapping[str, Any]]:
+    """The rows of a data set on the hub; streaming, only those that are read are downloaded."""
     try:
         import datasets
     except ImportError:
@@ -270,7 +272,7 @@ def load_rows(path: str, config: str | None, split: str) -> Iterator[Mapping[str
             f"{path} is read with the datasets package; pip install 'headlab[hub]' brings it"
         ) from None
     try:
-        found = datasets.load_dataset(path, config, split=split)
+        found = datasets.load_dataset(path, config, split=split, streaming=streaming)
     except Exception as error:  # no network, no such data set, no right to it: datasets' own words
         where = f"{path} ({config})" if config else path
         told = str(error).strip().splitlines() or [type(error).__name__]

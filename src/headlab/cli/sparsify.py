@@ -1,0 +1,202 @@
+"""headlab sparsify"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from headlab.cli.app import app, err, out
+from headlab.cli.options import (
+    AsJson,
+    ModelName,
+    Quiet,
+    Seed,
+    load_model,
+    loads_a_model,
+    progress,
+)
+from headlab.cli.printing import new_table, print_json, print_table
+from headlab.errors import HeadlabError
+
+if TYPE_CHECKING:
+    from headlab.sparse.running import Sparsified
+
+
+@app.command(
+    epilog="Example: headlab sparsify smollm2 --data novels.txt.gz --levels 30,10,3 --twin --out S"
+)
+@loads_a_model
+def sparsify(
+    model: ModelName,
+    loading: dict[str, Any],
+    data: Annotated[
+        list[str],
+        typer.Option(
+            help=".txt or .jsonl (text), .gz of either; hub or hub:NAME:CONFIG. Again for more."
+        ),
+    ],
+    out_folder: Annotated[Path, typer.Option("--out", help="Folder for levels, final, twin, log.")],
+    constraint: Annotated[
+        str, typer.Option(help="kl: distance to the dense model; loss: above its loss.")
+    ] = "kl",
+    bound: Annotated[
+        float | None, typer.Option(help="Nats a token. Default: 0.2 of kl, 0.05 of loss.")
+    ] = None,
+    levels: Annotated[
+        str, typer.Option(help="Percent of edges at which a model is saved, the densest first.")
+    ] = "30,10,3",
+    steps: Annotated[int | None, typer.Option(help="Default: 1000")] = None,
+    batch: Annotated[int | None, typer.Option(help="Contexts in a step. Default: 64")] = None,
+    context: Annotated[int | None, typer.Option(help="Tokens. Default: 128")] = None,
+    rate: Annotated[float | None, typer.Option(help="Of weights. Default: 1e-4")] = None,
+    gate_rate: Annotated[float | None, typer.Option(help="Of b. Default: 1e-2")] = None,
+    warmup: Annotated[int | None, typer.Option(help="Steps. Default: 50")] = None,
+    start: Annotated[
+        float | None, typer.Option(help="b of every head at first. Default: 6")
+    ] = None,
+    distill: Annotated[
+        float | None, typer.Option(help="Weight of the distance to the dense model. Default: 1")
+    ] = None,
+    beta: Annotated[
+        float | None, typer.Option(help="Weight of the penalty on edges at first. Default: 0.01")
+    ] = None,
+    dual: Annotated[
+        float | None, typer.Option(help="How fast β follows. Default: 0.02 of kl, 0.1 of loss.")
+    ] = None,
+    smooth: Annotated[
+        float | None, typer.Option(help="Of the constraint's running mean. Default: 0.9")
+    ] = None,
+    lora: Annotated[
+        int | None, typer.Option(help="Tune adapters of this rank instead of all weights.")
+    ] = None,
+    twin: Annotated[
+        bool, typer.Option("--twin", help="Train the dense twin too, for as many steps.")
+    ] = False,
+    texts: Annotated[
+        list[str] | None, typer.Option("--eval", help="More text to measure the loss on.")
+    ] = None,
+    watch: Annotated[
+        str, typer.Option(help="Tasks measured on the way (headlab tasks), or none.")
+    ] = "ioi,ioi-long",
+    every: Annotated[int, typer.Option(help="Steps between two measurements.", min=1)] = 100,
+    keep_every: Annotated[int, typer.Option(help="Steps between two states on disk.", min=1)] = 200,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Turn a model into one with sparse attention: close edges while it stays near the dense one.
+
+    An edge from a query to a key is open where the attention logit and the head's own b say so.
+    Interrupted or killed, the same command goes on.
+    """
+    from headlab.sparse.running import Order, sparsify
+    from headlab.sparse.settings import make_settings
+
+    settings = make_settings(
+        constraint,
+        **{
+            "bound": bound,
+            "levels": _numbers(levels),
+            "steps": steps,
+            "batch": batch,
+            "context": context,
+            "rate": rate,
+            "gate_rate": gate_rate,
+            "warmup": warmup,
+            "start": start,
+            "distill": distill,
+            "beta": beta,
+            "dual": dual,
+            "smooth": smooth,
+            "lora": lora,
+            "seed": seed,
+        },
+    )
+    _require(loading)
+    order = Order(
+        load=_loader(model, loading, full=lora is None, quiet=quiet),
+        data=data,
+        out=out_folder.expanduser(),
+        twin=twin,
+        texts=texts or [],
+        tasks=[] if watch == "none" else [name for name in watch.split(",") if name],
+        dtype=_products(loading),
+        every=every,
+        keep_every=keep_every,
+        told=lambda line: (
+            None if quiet else err.print(escape(line), highlight=False, soft_wrap=True)
+        ),
+    )
+    total = settings.steps * (2 if twin else 1)
+    try:
+        with progress("closing edges", total, quiet) as advance:
+            found = sparsify(replace(order, progress=advance), settings)
+    except KeyboardInterrupt:
+        err.print("interrupted; the same command goes on from the last state that was kept")
+        raise typer.Exit(130) from None
+    if as_json:
+        print_json(
+            {"model": found.model, "folder": str(found.folder.resolve()), "rows": found.rows}
+        )
+        return
+    if not quiet:
+        _print(found)
+    print(found.folder.resolve())
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    parts = [part for part in re.split(r"[,\s]+", text.strip()) if part]
+    try:
+        return tuple(float(part.removesuffix("%")) for part in parts)
+    except ValueError:
+        raise HeadlabError(f"levels are numbers like 30,10,3, not {text!r}") from None
+
+
+def _require(loading: dict[str, Any]) -> None:
+    if loading["attn_implementation"] is not None:
+        raise HeadlabError("sparse attention is an implementation of its own; leave --attn out")
+    if loading["device_map"] is not None:
+        raise HeadlabError("training runs on one device; leave --device-map out")
+
+
+def _products(loading: dict[str, Any]) -> Any:
+    """The dtype of products in training: bfloat16 on a GPU unless another is given."""
+    import torch
+
+    from headlab.loading import DTYPES, usable_device
+
+    device = loading["device"]
+    on_gpu = usable_device(device).type == "cuda" if device else torch.cuda.is_available()
+    name = loading["dtype"] or ("bfloat16" if on_gpu else "float32")
+    if name not in DTYPES:
+        raise HeadlabError(f"dtype is one of {', '.join(DTYPES)}, not {name!r}")
+    return DTYPES[name]
+
+
+def _loader(model: str, loading: dict[str, Any], full: bool, quiet: bool) -> Any:
+    """A new copy each time; of weights that are all trained in float32, the moments need it."""
+    options = {**loading, "dtype": "float32"} if full else loading
+    return lambda: load_model(model, options, quiet)
+
+
+def _print(found: Sparsified) -> None:
+    names = [key for key in next(iter(found.rows.values())) if key not in ("map", "step", "name")]
+    keys = list(dict.fromkeys(["edges", "kl", *names]))
+    table = new_table("model", "step", *keys)
+    for name, row in found.rows.items():
+        values = [
+            f"{100 * row[key]:.2f} %" if key == "edges" else f"{row[key]:.3f}" for key in keys
+        ]
+        table.add_row(name, str(row["step"]), *values)
+    print_table(table)
+    for level in found.missed:
+        out.print(
+            f"level {level:g} % was not reached: more --steps or a larger --bound let it be",
+            highlight=False,
+            soft_wrap=True,
+        )

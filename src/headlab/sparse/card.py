@@ -1,0 +1,88 @@
+"""The card of a model that training left: what it is, what it is worth, how it came about."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from headlab import __version__
+from headlab.sparse.measuring import perplexity
+from headlab.wording import percent
+
+_SPARSE = """This model has **sparse attention**: an edge from a query to a key is open only where
+the attention logit and the head's own b say so, weights = softmax(s) · [s + b > 0]. The gates stand
+in `config.json` (`headlab_sparse`) and in `headlab_sparse.safetensors`.
+
+**Plain transformers knows nothing of the gates and loads a dense model**, which is another one.
+Load it with Headlab:
+
+```python
+import headlab
+model = headlab.load("{folder}")
+```
+"""
+_TWIN = """This is the **dense twin** of sparse models: trained on the same contexts in the same
+order for as many steps, with all edges open and the text's own loss alone. It tells what the data
+did without sparsity.
+"""
+_WORTH = """Edges: share of the causal edges open on held-out text. Losses and distance (KL from the
+dense model) are nats a token, with hard gates; tasks by their own measure, with all heads."""
+
+
+def write_card(
+    folder: str,
+    base: str,
+    settings: Mapping[str, Any],
+    data: list[str],
+    rows: Mapping[str, Mapping[str, Any]],
+) -> str:
+    """Markdown. `rows` are what models are worth: the dense one, and the one in the folder."""
+    base = Path(base).name if Path(base).is_absolute() else base
+    names = [name for name in ("dense", folder) if name in rows]
+    shown = [key for key in rows[names[-1]] if key not in ("map", "step", "name")]
+    table = ["| | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
+    table += [
+        f"| {_title(key)} | "
+        + " | ".join(_value(key, rows[name].get(key)) for name in names)
+        + " |"
+        for key in shown
+    ]
+    asked = "\n".join(f"- {name}: {value}" for name, value in settings.items())
+    sources = ", ".join(Path(each).name for each in data)
+    about = _TWIN if folder == "twin" else _SPARSE.format(folder=folder)
+    tags = ["headlab"] if folder == "twin" else ["headlab", "sparse-attention"]
+    return f"""---
+tags: [{", ".join(tags)}]
+---
+
+# {base}, {folder}
+
+{about}
+Trained from {base} on {sources}, {rows[folder]["step"]} steps, with Headlab {__version__}.
+Its licence is that of {base}.
+
+## What it is worth
+
+{chr(10).join(table)}
+
+{_WORTH}
+
+## How it was trained
+
+{asked}
+"""
+
+
+def _title(key: str) -> str:
+    return {"edges": "edges", "kl": "distance to dense"}.get(key, key)
+
+
+def _value(key: str, value: float | None) -> str:
+    if value is None:
+        return ""
+    if key == "edges":
+        return percent(value, 2)
+    if key.startswith("loss"):
+        return f"{value:.4f} (perplexity {perplexity(value):.1f})"
+    return f"{value:.4f}"

@@ -1,0 +1,89 @@
+"""What a model in training is worth: edges, distance, losses and tasks, with hard gates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headlab.engine import measure
+from headlab.errors import HeadlabError
+from headlab.gates import Gates
+from headlab.ranking import measure_for
+from headlab.sparse.gating import edges_kept
+from headlab.sparse.objective import distilled
+from headlab.tasks import make_examples
+
+if TYPE_CHECKING:
+    from headlab.examples import Example
+    from headlab.model import Model
+
+_ROWS = 8  # contexts in a pass
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """What models are measured with: contexts of texts, and examples of tasks."""
+
+    texts: Mapping[str, np.ndarray]  # [context, position]; the first is held out of the training
+    tasks: Mapping[str, tuple[list[Example], str]]  # examples and measure
+
+    @torch.no_grad()
+    def read(self, model: Model, dense_logits: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+        """The share of open edges, KL and loss on the texts, and the mean measure of the tasks."""
+        first = next(iter(self.texts.values()))
+        found: dict[str, Any] = {"edges": 1.0}
+        if model.sparse is not None:
+            shares = edges_kept(model, list(torch.from_numpy(first).long()))
+            found = {"edges": float(shares.mean()), "map": shares.tolist()}
+        found["kl"], _ = _on_text(model, dense_logits, first)
+        for name, contexts in self.texts.items():
+            _, found[f"loss {name}"] = _on_text(model, None, contexts)
+        ones = Gates.ones(model)
+        for name, (examples, by) in self.tasks.items():
+            found[name] = float(measure(model, examples, ones, by, restart=False).values.mean())
+        return found
+
+
+def _on_text(
+    model: Model, dense_logits: Callable[[Tensor], Tensor] | None, contexts: np.ndarray
+) -> tuple[float, float]:
+    """Nats a token: from the dense model, if one is given, and of the text."""
+    sums = np.zeros(2)
+    ids = torch.from_numpy(contexts).long().to(model.device)
+    for first in range(0, len(ids), _ROWS):
+        part = ids[first : first + _ROWS]
+        logits = model.hf(input_ids=part, use_cache=False).logits[:, :-1].flatten(0, 1)
+        dense = logits
+        if dense_logits is not None:
+            dense = dense_logits(part)[:, :-1].flatten(0, 1)
+        losses = distilled(logits, dense, part[:, 1:].flatten(), 1.0, 0.0)
+        sums += [float(losses.kl), float(losses.loss)]
+    kl, loss = sums / ids[:, 1:].numel()
+    return float(kl), float(loss)
+
+
+def make_tasks(
+    model: Model, names: Sequence[str], n: int, seed: int
+) -> tuple[dict[str, tuple[list[Example], str]], list[str]]:
+    """Examples of the tasks that this tokenizer can have, and why not of the others."""
+    found: dict[str, tuple[list[Example], str]] = {}
+    told = []
+    for name in names:
+        try:
+            examples = make_examples(model, name, n, seed)
+            label = Path(name).stem if Path(name).is_file() else name
+            found[label] = examples, measure_for(name, examples, None).name
+        except HeadlabError as error:
+            told.append(f"{name} is not watched: {error}")
+    return found, told
+
+
+def perplexity(loss: float) -> float:
+    return math.exp(min(loss, 50.0))

@@ -1,0 +1,276 @@
+"""Turn a model into a sparse one: train, stop by at several levels, keep what each is worth."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import torch
+
+from headlab.errors import HeadlabError
+from headlab.files import as_json, require_folder, write_whole
+from headlab.sparse.adapting import merged_weights
+from headlab.sparse.card import write_card
+from headlab.sparse.corpus import Corpus, make_corpus
+from headlab.sparse.files import save_model
+from headlab.sparse.keeping import forget, keep, kept
+from headlab.sparse.measuring import Yardstick, make_tasks
+from headlab.sparse.settings import Settings
+from headlab.sparse.training import Trainer
+from headlab.studies.provenance import file_fingerprint, fingerprint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from headlab.model import Model
+
+SUMMARY = "sparsify.json"
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is asked for beside the settings."""
+
+    load: Callable[[], Model]  # a new copy of the dense model each time
+    data: Sequence[str]  # files, hub
+    out: Path
+    twin: bool = False
+    texts: Sequence[str] = ()  # more files to measure the loss on
+    tasks: Sequence[str] = ("ioi",)
+    examples: int = 64  # of each task
+    dtype: torch.dtype = torch.float32  # of products, on a GPU
+    every: int = 100  # steps between two measurements
+    keep_every: int = 200  # steps between two states on disk
+    progress: Callable[[int], None] = lambda _: None
+    told: Callable[[str], None] = lambda _: None
+
+
+@dataclass
+class Sparsified:
+    """What training left: for each model (dense, level-30 ..., final, twin) what it is worth."""
+
+    model: str
+    folder: Path
+    settings: Settings
+    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def missed(self) -> list[float]:
+        """Levels that were not reached."""
+        return [one for one in self.settings.levels if level_name(one) not in self.rows]
+
+
+def level_name(level: float) -> str:
+    return f"level-{level:g}"
+
+
+def sparsify(order: Order, settings: Settings) -> Sparsified:
+    """Train, or go on with a training that was interrupted, in the order's folder."""
+    return _Work(order, settings).run()
+
+
+class _Work:
+    def __init__(self, order: Order, settings: Settings):
+        self.order, self.settings = order, settings
+        self.states = order.out / "state"
+        _require_own(order.out)
+        model = order.load()
+        if model.tokenizer is None:
+            raise HeadlabError(f"{model.name} has no tokenizer, and text is trained on")
+        self.key = {
+            "model": fingerprint(model),
+            "settings": settings.as_dict(),
+            "data": [_mark(each) for each in order.data],
+            "texts": [_mark(each) for each in order.texts],
+            "tasks": [*order.tasks, order.examples],
+            "dtype": str(order.dtype),
+        }
+        self.found = Sparsified(model.name, order.out, settings, self._known())
+        if self._is_done:
+            return
+        self.corpus = make_corpus(order.data, model.tokenizer, settings.context, order.told)
+        self.yardstick = self._make_yardstick(model)
+        if "dense" not in self.found.rows:
+            dense = self.yardstick.read(model, lambda ids: model.hf(input_ids=ids).logits)
+            self.found.rows["dense"] = {**dense, "step": 0}
+        order.told(_numbers("dense", self.found.rows["dense"]))
+
+    def run(self) -> Sparsified:
+        if not self._is_done:
+            for kind in ("sparse", "twin") if self.order.twin else ("sparse",):
+                last = "final" if kind == "sparse" else "twin"
+                if last in self.found.rows:
+                    self.order.progress(self.settings.steps)
+                else:
+                    self._train(kind, last)
+        return self.found
+
+    @property
+    def _is_done(self) -> bool:
+        rows = self.found.rows
+        return "final" in rows and ("twin" in rows or not self.order.twin)
+
+    # --- what there is already ---
+
+    def _known(self) -> dict[str, dict[str, Any]]:
+        path = self.order.out / SUMMARY
+        if not path.is_file():
+            return {}
+        try:
+            told = json.loads(path.read_text(encoding="utf-8"))
+            key, rows = told["key"], told["rows"]
+        except (OSError, ValueError, KeyError, TypeError):
+            raise HeadlabError(f"{path} cannot be read; give --out another folder") from None
+        if key != json.loads(json.dumps(self.key)):
+            raise HeadlabError(
+                f"{self.order.out} holds a training with other settings; give --out another folder"
+            )
+        return dict(rows)
+
+    def _make_yardstick(self, model: Model) -> Yardstick:
+        order, context = self.order, self.settings.context
+        assert model.tokenizer is not None
+        texts = {"held out": self.corpus.held_out}
+        for name in order.texts:
+            texts[Path(name).name] = _spread(make_corpus([name], model.tokenizer, context))
+        tasks, told = make_tasks(model, order.tasks, order.examples, self.settings.seed)
+        for sentence in told:
+            order.told(sentence)
+        return Yardstick(texts, tasks)
+
+    # --- training ---
+
+    def _train(self, kind: str, last: str) -> None:
+        order, settings = self.order, self.settings
+        trainer = Trainer(order.load, self.corpus, settings, kind == "twin", order.dtype)
+        before = kept(self.states, kind, self.key)
+        if before is not None:
+            trainer.restore(*before)
+            order.told(f"{kind}: going on after step {trainer.state.step} of {settings.steps}")
+            order.progress(trainer.state.step)
+        with self._sound(trainer, kind):
+            while trainer.state.step < settings.steps:
+                trainer.step()
+                order.progress(1)
+                self._look(trainer, kind)
+        self._save(trainer, last)
+        self._finish(trainer, kind)
+
+    def _look(self, trainer: Trainer, kind: str) -> None:
+        """Measure, save a level that was passed, keep the state: each when it is due."""
+        state, order = trainer.state, self.order
+        passed = [] if kind == "twin" else self._passed(trainer)
+        for level in passed:
+            self._save(trainer, level_name(level))
+        if not passed and state.step % order.every == 0 and state.step < self.settings.steps:
+            row = {**self._read(trainer), "step": state.step}
+            state.measured.append(row)
+            beta = None if kind == "twin" else state.beta
+            order.told(_numbers(f"{kind}, step {state.step}", row, beta))
+        if passed or (state.step % order.keep_every == 0 and state.step < self.settings.steps):
+            keep(self.states, kind, self.key, trainer.tensors(), state)
+
+    def _passed(self, trainer: Trainer) -> list[float]:
+        there = {each.get("name") for each in trainer.state.measured}
+        share = 100 * trainer.state.log[-1]["edges"]  # of the step's own batch, with hard gates
+        levels = self.settings.levels
+        return [each for each in levels if share <= each and level_name(each) not in there]
+
+    def _read(self, trainer: Trainer) -> dict[str, Any]:
+        return self.yardstick.read(trainer.model, trainer.dense_logits)
+
+    def _save(self, trainer: Trainer, name: str) -> None:
+        """A model folder with what it is worth."""
+        state = trainer.state
+        row = {**self._read(trainer), "step": state.step, "name": name}
+        state.measured.append(row)
+        told = _without_map(row)
+        hf, bias = trainer.model.hf, None if trainer.gating is None else trainer.gating.bias
+        weights = merged_weights(hf) if hasattr(hf, "get_base_model") else None
+        inner = hf.get_base_model() if hasattr(hf, "get_base_model") else hf
+        rows = {"dense": self.found.rows["dense"], name: row}
+        settings = self.settings.as_dict()
+        card = write_card(name, self.found.model, settings, list(self.order.data), rows)
+        about = {"measured": told, "settings": settings}
+        save_model(
+            self.order.out / name, inner, trainer.model.tokenizer, card, bias, about, weights
+        )
+        self.order.told(_numbers(name, row, None if name == "twin" else state.beta))
+
+    def _finish(self, trainer: Trainer, kind: str) -> None:
+        """The summary, the log and the figure; then the state is not needed any more."""
+        from headlab.sparse.figure import save_training
+
+        out, state, rows = self.order.out, trainer.state, self.found.rows
+        rows |= {each["name"]: each for each in state.measured if "name" in each}
+        log = out / ("log.parquet" if kind == "sparse" else "log-twin.parquet")
+        write_whole(log, pd.DataFrame(state.log).to_parquet(index=False))
+        if kind == "sparse":
+            dense = {task: rows["dense"][task] for task in self.yardstick.tasks}
+            name = Path(self.found.model).name
+            save_training(state.log, state.measured, self.settings, dense, name, out / "figures")
+        told = {"model": self.found.model, "key": self.key, "rows": rows}
+        write_whole(out / SUMMARY, as_json(told))
+        forget(self.states)
+
+    @contextmanager
+    def _sound(self, trainer: Trainer, kind: str) -> Iterator[None]:
+        """Where training fails, the last state on disk becomes a model."""
+        try:
+            yield
+        except HeadlabError as error:
+            before = kept(self.states, kind, self.key)
+            if before is None:
+                raise HeadlabError(
+                    f"{error}; no state was kept yet, try a smaller --rate"
+                ) from None
+            trainer.optimiser.zero_grad(set_to_none=True)
+            trainer.restore(*before)
+            self._save(trainer, "last-good")
+            forget(self.states)
+            raise HeadlabError(
+                f"{error}; the model of step {before[1].step} is in "
+                f"{self.order.out / 'last-good'}, try a smaller --rate in another folder"
+            ) from None
+
+
+def _require_own(out: Path) -> None:
+    require_folder(out)
+    own = (out / SUMMARY).is_file() or (out / "state").is_dir()
+    if out.is_dir() and any(out.iterdir()) and not own:
+        raise HeadlabError(f"{out} is there already and is no training; give another folder")
+
+
+def _mark(source: str) -> str:
+    """What tells a source from another of the same name."""
+    path = Path(source).expanduser()
+    return file_fingerprint(path) if path.is_file() else source
+
+
+def _spread(corpus: Corpus, most: int = 256) -> Any:
+    """Contexts all over a text."""
+    n = len(corpus.contexts)
+    return corpus.contexts[:: -(-n // most)]
+
+
+def _without_map(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key != "map"}
+
+
+def _numbers(name: str, row: Mapping[str, Any], beta: float | None = None) -> str:
+    """One line: where it stands.
+
+    >>> _numbers("dense", {"edges": 1.0, "loss held out": 3.25, "kl": 0.0, "ioi": 5.4, "step": 0})
+    'dense: edges 100.00 %, loss held out 3.250, kl 0.000, ioi 5.400'
+    """
+    parts = [
+        f"edges {100 * value:.2f} %" if key == "edges" else f"{key} {value:.3f}"
+        for key, value in row.items()
+        if key not in ("map", "step", "name")
+    ]
+    return f"{name}: {', '.join(parts)}" + ("" if beta is None else f", β {beta:.3g}")

@@ -1,0 +1,353 @@
+"""Sparse post-training: its loss, its data, its steps."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from tiny import VOCABULARY, random_ids, tiny, tiny_tokenizer
+
+from headlab import Model
+from headlab.errors import HeadlabError
+from headlab.sparse.adapting import merged_weights
+from headlab.sparse.corpus import Corpus, cut, make_corpus, read_texts
+from headlab.sparse.objective import distilled
+from headlab.sparse.settings import Settings, make_settings
+from headlab.sparse.training import Trainer
+
+QUICK = {"steps": 6, "batch": 4, "context": 8, "warmup": 2, "start": 1.0, "levels": (50.0,)}
+
+
+def corpus(n: int = 40, context: int = 8) -> Corpus:
+    """Text with a pattern that can be learned: each token follows from the one before."""
+    random = np.random.default_rng(0)
+    ids = np.zeros(n * context, np.int32)
+    for place in range(1, len(ids)):
+        ids[place] = (ids[place - 1] * 5 + 7 + random.integers(2)) % (VOCABULARY - 3) + 3
+    return cut(ids, context)
+
+
+def loader(name: str = "llama", dtype: torch.dtype = torch.float64) -> Callable[[], Model]:
+    return lambda: Model(copy.deepcopy(tiny(name)).to(dtype), tiny_tokenizer(), name=name)
+
+
+def trainer(twin: bool = False, name: str = "llama", **given: object) -> Trainer:
+    return Trainer(loader(name), corpus(), make_settings(**{**QUICK, **given}), twin)
+
+
+# --- the loss ---
+
+
+@pytest.mark.parametrize(("kl", "own"), [(1.0, 0.0), (0.5, 1.0), (0.0, 1.0)])
+def test_the_loss_and_its_slope_are_those_of_plain_formulas(
+    kl: float, own: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headlab.sparse.objective._ROWS", 3)  # several chunks
+    random = torch.Generator().manual_seed(0)
+    logits, dense = (torch.randn(7, 11, generator=random, dtype=torch.float64) for _ in range(2))
+    targets = torch.randint(11, (7,), generator=random)
+    logits.requires_grad_()
+    found = distilled(logits, dense, targets, kl, own)
+    again = logits.detach().requires_grad_()
+    divergence = torch.nn.functional.kl_div(
+        again.log_softmax(-1), dense.log_softmax(-1), log_target=True, reduction="sum"
+    )
+    loss = torch.nn.functional.cross_entropy(again, targets, reduction="sum")
+    assert float(found.kl.detach()) == pytest.approx(divergence.item(), abs=1e-12)
+    assert float(found.loss) == pytest.approx(loss.item(), abs=1e-12)
+    theirs = torch.nn.functional.cross_entropy(dense, targets, reduction="sum")
+    assert float(found.dense) == pytest.approx(float(theirs), abs=1e-12)
+    (2.5 * found.objective).backward()
+    (2.5 * (kl * divergence + own * loss)).backward()
+    assert torch.allclose(logits.grad, again.grad, atol=1e-13)
+
+
+# --- settings ---
+
+
+def test_the_weight_of_the_penalty_follows_the_constraint() -> None:
+    kl = make_settings("kl", bound=0.2, dual=0.1)
+    assert kl.next_beta(1.0, 0.0) == pytest.approx(np.exp(0.1))  # all room
+    assert kl.next_beta(1.0, 0.2) == 1.0
+    assert kl.next_beta(1.0, 0.4) == pytest.approx(np.exp(-0.1))
+    loss = make_settings("loss", bound=3.5)
+    assert loss.next_beta(2.0, 3.0) == pytest.approx(2 * np.exp(0.1 * 0.5))
+    assert loss.next_beta(2.0, 4.0) == pytest.approx(2 * np.exp(-0.1 * 0.5))
+    assert loss.next_beta(1e10, -100) == 1e10
+    assert loss.next_beta(1e-10, 100) == 1e-10
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"constraint": "l2"}, "kl or loss, not 'l2'"),
+        ({"bound": 0.0}, "bound above 0"),
+        ({"bound": float("nan")}, "finite"),
+        ({"levels": (3.0, 10.0)}, "densest first"),
+        ({"levels": (10.0, 10.0)}, "densest first"),
+        ({"levels": (130.0,)}, "between 0 and 100"),
+        ({"steps": 0}, "at least one step"),
+        ({"context": 1}, "two tokens"),
+        ({"rate": 0.0}, "above 0"),
+        ({"distill": 0.0}, "weight of distillation"),
+        ({"smooth": 1.0}, "below 1"),
+        ({"lora": 0}, "rank of at least 1"),
+    ],
+)
+def test_settings_that_cannot_be_are_one_sentence(given: dict[str, object], says: str) -> None:
+    with pytest.raises(HeadlabError, match=says):
+        make_settings(**given)
+
+
+def test_rates_warm_up_and_come_down_to_a_tenth() -> None:
+    settings = Settings(steps=100, warmup=10)
+    scales = [settings.scale(step) for step in range(100)]
+    assert scales[0] == pytest.approx(0.1)
+    assert max(scales) == scales[9] == scales[10] == 1.0
+    assert scales[10:] == sorted(scales[10:], reverse=True)
+    assert scales[99] == pytest.approx(0.1)
+    assert Settings(steps=1, warmup=0).scale(0) == 1.0
+
+
+# --- text ---
+
+
+def test_contexts_come_once_before_any_comes_again_and_held_ones_never() -> None:
+    text = corpus(n=23)
+    assert len(text.held) == 2
+    assert sorted([*text.held, *text.trained]) == list(range(23))
+    seen = [tuple(row) for step in range(7) for row in text.batch(step, 3, seed=1)]
+    rows = {tuple(text.contexts[n]) for n in text.trained}
+    assert set(seen) == rows
+    assert len(rows) == 21
+    later = [tuple(row) for step in range(7, 14) for row in text.batch(step, 3, seed=1)]
+    assert set(later) == rows
+    assert later != seen
+    assert not np.array_equal(text.batch(0, 3, seed=1), text.batch(0, 3, seed=2))
+    across = text.batch(2, 8, seed=1)  # 16 to 24: the end of one round and the start of the next
+    assert [tuple(row) for row in across[:5]] == seen[16:21]
+    assert [tuple(row) for row in across[5:]] == later[:3]
+
+
+def test_files_of_all_kinds_are_read(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    texts = ["the cat sat", "on an apple"]
+    lines = "".join(json.dumps({"text": each}) + "\n" for each in texts)
+    (tmp_path / "a.jsonl").write_text(lines + "\n")
+    with gzip.open(tmp_path / "b.jsonl.gz", "wt") as file:
+        file.write(lines)
+    (tmp_path / "c.txt").write_text("\n".join(texts))
+    one, two = (
+        make_corpus([str(tmp_path / name)], tokenizer, 3) for name in ("a.jsonl", "b.jsonl.gz")
+    )
+    assert np.array_equal(one.contexts, two.contexts)
+    expected = [
+        id
+        for each in texts
+        for id in [*tokenizer.encode(each, add_special_tokens=False), tokenizer.eos_token_id]
+    ]
+    assert one.contexts.reshape(-1).tolist() == expected[: one.tokens]
+    plain = make_corpus([str(tmp_path / "c.txt")], tokenizer, 3).contexts.reshape(-1)
+    assert (
+        plain.tolist() == tokenizer.encode("\n".join(texts), add_special_tokens=False)[: len(plain)]
+    )
+    assert tokenizer.eos_token_id not in plain  # one text
+    said: list[str] = []
+    both = make_corpus([str(tmp_path / n) for n in ("a.jsonl", "c.txt")], tokenizer, 3, said.append)
+    assert both.tokens > one.tokens
+    assert said[0] == f"a.jsonl: {len(expected)} tokens"
+
+
+def test_a_data_set_of_the_hub_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def load_dataset(path, config, split, streaming):  # type: ignore[no-untyped-def]
+        asked.append((path, config, split, streaming))
+        return iter([{"text": "the cat"}, {"text": ""}, {"text": "sat"}])
+
+    fake = SimpleNamespace(load_dataset=load_dataset)
+    monkeypatch.setitem(__import__("sys").modules, "datasets", fake)
+    assert list(read_texts("hub:wikitext:wikitext-2-raw-v1")) == ["the cat", "sat"]
+    assert asked == [("wikitext", "wikitext-2-raw-v1", "train", True)]
+    list(read_texts("hub"))
+    assert asked[1][0] == "HuggingFaceFW/fineweb-edu"
+    fake.load_dataset = lambda *_, **__: iter([{"content": "x"}])
+    with pytest.raises(HeadlabError, match="no column 'text'"):
+        list(read_texts("hub:other"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("none.txt", None, "no file"),
+        ("a.csv", b"x", "neither .txt nor .jsonl"),
+        ("a.txt", b"", "has no text"),
+        ("a.txt", b"\xff\xfe\xff", "cannot be read as text"),
+        ("a.txt.gz", b"not gzip", "cannot be read as text"),
+        ("a.jsonl", b'{"text": "x"}\n{"txt": "y"}\n', "line 2 is not like"),
+        ("a.jsonl", b"[1]\n", "line 1 is not like"),
+    ],
+)
+def test_text_that_cannot_be_read_is_one_sentence(
+    tmp_path: Path, name: str, content: bytes | None, says: str
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(HeadlabError, match=says):
+        list(read_texts(str(tmp_path / name)))
+
+
+def test_too_little_text_is_one_sentence() -> None:
+    with pytest.raises(HeadlabError, match="15 tokens, and two contexts of 8"):
+        cut(np.arange(15), 8)
+
+
+# --- steps ---
+
+
+def steps(one: Trainer, n: int) -> None:
+    for _ in range(n):
+        one.step()
+
+
+def test_a_step_follows_the_objective_and_the_penalty() -> None:
+    """The slopes of a step against the loss written out, with the same draws."""
+    one = trainer(constraint="loss", distill=0.7, beta=3.0, start=0.5)
+    ids = torch.from_numpy(one.corpus.batch(0, 4, 0)).long()
+    with one.gating.drawing(0):
+        logits = one.model.hf(ids).logits[:, :-1]
+        penalty, shares = one.gating.collected()
+    with torch.no_grad():
+        dense = loader()().hf(ids).logits[:, :-1]
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+    kl = (dense.softmax(-1) * (dense.log_softmax(-1) - logits.log_softmax(-1))).sum(-1).mean()
+    every = [*one.weights.values(), *one.gates]
+    slopes = torch.autograd.grad(loss + 0.7 * kl + 3.0 * penalty, every)
+    row = one._slopes()
+    assert row["kl"] == pytest.approx(float(kl), abs=1e-9)
+    assert row["loss"] == pytest.approx(float(loss), abs=1e-9)
+    assert row["penalty"] == pytest.approx(float(penalty), abs=1e-6)
+    assert row["edges"] == pytest.approx(float(shares.mean()), abs=1e-6)
+    for each, slope in zip(every, slopes, strict=True):
+        assert torch.allclose(each.grad, slope, atol=1e-7)
+    assert float(slopes[-1].abs().max()) > 1e-4
+
+
+@pytest.mark.parametrize("twin", [True, False])
+def test_several_passes_are_one_batch(twin: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def even(shape, generator, device, dtype):  # type: ignore[no-untyped-def]
+        return torch.full(shape, 0.5, device=device, dtype=dtype)  # the same draws in any pass
+
+    monkeypatch.setattr("headlab.sparse.attention.torch.rand", even)
+    whole, parts = (trainer(twin, start=0.5, beta=3.0) for _ in range(2))
+    parts.state.rows = 3  # 3 and 1
+    rows = whole._slopes(), parts._slopes()
+    assert rows[0] == pytest.approx(rows[1], abs=1e-6)
+    every = [[*each.weights.values(), *each.gates] for each in (whole, parts)]
+    for one, other in zip(*every, strict=True):
+        assert torch.allclose(one.grad, other.grad, atol=1e-8)
+
+
+def test_a_model_that_starts_open_starts_as_the_dense_one() -> None:
+    row = trainer(start=60.0)._slopes()
+    assert row["kl"] == pytest.approx(0, abs=1e-12)
+    assert row["loss"] == pytest.approx(row["dense_loss"], abs=1e-12)
+    assert row["edges"] == pytest.approx(1.0)
+
+
+def test_edges_close_while_there_is_room_and_open_again_when_there_is_none() -> None:
+    shut = trainer(steps=60, beta=30.0, bound=50.0, gate_rate=0.2)
+    steps(shut, 60)
+    edges = [row["edges"] for row in shut.state.log]
+    assert edges[-1] < 0.3 * edges[0]
+    assert shut.state.beta > 30.0
+    tight = trainer(steps=60, beta=30.0, bound=1e-3, gate_rate=0.2)
+    steps(tight, 60)
+    assert tight.state.beta < 1.0
+    assert tight.state.log[-1]["edges"] > 2 * edges[-1]
+    assert tight.state.log[0]["beta"] == 30.0
+
+
+def test_the_twin_learns_the_text_with_all_edges_open() -> None:
+    twin = trainer(twin=True, steps=60, rate=3e-3)
+    steps(twin, 60)
+    losses = [row["loss"] for row in twin.state.log]
+    assert np.mean(losses[-5:]) < np.mean(losses[:5]) - 0.3
+    assert twin.gating is None
+    assert twin.model.sparse is None
+    assert [row["dense_loss"] for row in twin.state.log][3] != losses[3]
+    same = trainer(steps=2)
+    same.step()
+    assert same.state.log[0]["dense_loss"] == twin.state.log[0]["dense_loss"]  # the same contexts
+
+
+def test_training_that_goes_on_is_as_if_it_had_never_stopped() -> None:
+    whole, first, second = (trainer(steps=9) for _ in range(3))
+    steps(whole, 9)
+    steps(first, 4)
+    kept = {name: each.clone() for name, each in first.tensors().items()}
+    second.restore(kept, copy.deepcopy(first.state))
+    steps(second, 5)
+    assert second.state == whole.state
+    for name, each in whole.tensors().items():
+        assert torch.equal(each, second.tensors()[name]), name
+
+
+def test_a_loss_that_is_no_number_stops() -> None:
+    one = trainer()
+    one.step()
+    before = {name: each.clone() for name, each in one.tensors().items()}
+    one.model.hf.model.norm.weight.data.fill_(torch.nan)
+    with pytest.raises(HeadlabError, match="not a number at step 2"):
+        one.step()
+    one.model.hf.model.norm.weight.data.copy_(before["weight model.norm.weight"])
+    assert one.state.step == 1
+    assert all(torch.equal(each, before[name]) for name, each in one.tensors().items())
+
+
+def test_a_loss_that_runs_away_stops() -> None:
+    wild = trainer(steps=200, rate=3.0)
+    with pytest.raises(HeadlabError, match="the loss runs away: over 20 steps"):
+        steps(wild, 200)
+    assert 19 <= wild.state.step < 100
+
+
+# --- adapters ---
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen2", "olmo"])
+def test_adapters_leave_the_weights_and_merge_to_the_same_model(name: str) -> None:
+    pytest.importorskip("peft")
+    one = trainer(name=name, lora=2, steps=12, rate=1e-2)
+    before = {key: each.clone() for key, each in one.model.hf.state_dict().items()}
+    dense = loader(name)()
+    ids = random_ids(2, 8)
+    steps(one, 12)
+    for key, each in one.model.hf.state_dict().items():
+        assert ("lora_" in key) or torch.equal(each, before[key]), key
+    with torch.no_grad():
+        assert torch.allclose(one.dense_logits(ids), dense.hf(ids).logits, atol=1e-12)
+        adapted = one.model.hf(ids).logits
+        assert (adapted - dense.hf(ids).logits).abs().max() > 1e-2
+        plain = loader(name)()
+        plain.hf.load_state_dict(merged_weights(one.model.hf), strict=False)
+        from headlab.sparse import gate_attention
+
+        gate_attention(plain.hf, plain.seam, name, one.gating.bias)
+        assert torch.allclose(plain.hf(ids).logits, adapted, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama-mqa", "gpt2", "qwen2", "olmo"])
+def test_every_kind_of_model_trains(name: str) -> None:
+    one = trainer(name=name, steps=30, beta=20.0, bound=20.0, gate_rate=0.2)
+    steps(one, 30)
+    edges = [row["edges"] for row in one.state.log]
+    assert edges[-1] < 0.7 * edges[0]
+    assert all(np.isfinite(list(row.values())).all() for row in one.state.log)
