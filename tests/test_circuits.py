@@ -24,7 +24,8 @@ from headlab.store import Run
 from headlab.studies.cells import Cell
 from headlab.studies.circuits.cell import Found, from_record, run_cell, to_record, work
 from headlab.studies.circuits.figure import draw, groups_of
-from headlab.studies.circuits.lines import Line, all_multipliers, multiplier, read_lines
+from headlab.studies.circuits.lines import Line, read_lines
+from headlab.studies.circuits.multipliers import Pairing, multiplier
 from headlab.studies.circuits.page import published, write_report
 from headlab.studies.planning import plan
 from headlab.studies.running import run_study
@@ -237,7 +238,7 @@ def test_a_multiplier_is_heads_of_the_first_over_heads_of_the_second():
     assert multiplier(sparse, dense, 0.9).value == 0.5
     found = multiplier(dense, sparse, 0.9)
     assert (found.low, found.high) == (2.0, 2.0)  # every prompt is the same
-    assert len(all_multipliers([dense, sparse], 0.9)) == 2
+    assert len(Pairing([dense, sparse], []).every(0.9, [0.9])) == 2
 
 
 def test_a_model_without_an_effect_has_no_multiplier_but_a_reason():
@@ -351,8 +352,8 @@ def unequal(tmp_path) -> Run:
 def test_terminal_report_and_csv_tell_the_same_ratio_and_lines(unequal):
     said = unequal.study.findings(unequal)
     assert "ioi: gpt2 against smollm2: 2.0x as many heads (2.0 to 2.0) for 90 %." in said
-    assert said[0].startswith("ioi, gpt2: 100 of 140 heads (95 % interval 100 to 100)")
-    assert "as many random heads explain 71 %" in said[0]
+    assert said[1].startswith("ioi, gpt2: 100 of 140 heads (95 % interval 100 to 100)")
+    assert "as many random heads explain 71 %" in said[1]
     page = (unequal.folder / "report.html").read_text()
     data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])
     ratios = {(each["dense"], each["sparse"]): each["value"] for each in data["multipliers"]}
@@ -434,7 +435,7 @@ def test_the_run_leaves_figures_with_their_data(pair):
     figures = pair.folder / "figures"
     names = {path.stem for path in figures.iterdir()}
     assert {"circuits-patch", "circuits-random"} < names
-    for name in names - {"numbers"}:
+    for name in names - {"numbers", "multipliers"}:
         assert {path.suffix for path in figures.glob(f"{name}.*")} == {".png", ".pdf", ".csv"}
     with (figures / "circuits-patch.csv").open() as file:
         rows = list(csv.DictReader(file))

@@ -20,7 +20,9 @@ from matplotlib import pyplot as plt
 from matplotlib.colors import LinearSegmentedColormap
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from torch import Tensor
 
     from headlab.curves import Curve
     from headlab.scores import HeadScores
@@ -69,19 +71,17 @@ def head_map(scores: HeadScores, caption: str, title: str = "", label: str = "")
     Blue where the head has a positive score. The largest cells carry their heads' names; a dot
     marks those no larger than the noise.
     """
-    layers, heads = scores.shape
     values = scores.shown
     limit = float(values.abs().max()) or 1.0
     colours = LinearSegmentedColormap.from_list("effect", [ORANGE, "white", BLUE])
     with plt.rc_context(STYLE):
-        cell = min(0.3, 10 / layers)
-        figure, axis = plt.subplots(figsize=(max(3.2, cell * layers + 1.4), cell * heads + 0.9))
-        picture = axis.imshow(
-            values.T.numpy(),
+        figure, axis, cell = draw_cells(
+            values,
+            title,
+            label or "score",
             cmap=colours.reversed() if scores.shows_change and not scores.is_distance else colours,
             vmin=-limit,
             vmax=limit,
-            aspect="equal",
         )
         for head in scores.order(by_size=True)[:_NAMED]:
             strong = abs(float(values[head])) > 0.55 * limit
@@ -96,23 +96,34 @@ def head_map(scores: HeadScores, caption: str, title: str = "", label: str = "")
                 )
         dots = scores.in_noise.nonzero()
         axis.scatter(dots[:, 0], dots[:, 1], s=2, color=GREY, linewidths=0)
-        axis.set_xticks(range(0, layers, 1 + (layers - 1) // 40))
-        axis.set_yticks(range(0, heads, 1 + (heads - 1) // 40))
-        axis.set_xlabel("layer")
-        axis.set_ylabel("head")
-        axis.set_title(title, loc="left")
-        axis.spines[["top", "right", "left", "bottom"]].set_visible(False)
-        axis.tick_params(length=0, labelsize=7)
-        axis.set_xticks([x - 0.5 for x in range(layers + 1)], minor=True)
-        axis.set_yticks([y - 0.5 for y in range(heads + 1)], minor=True)
-        axis.grid(which="minor", color="#e5e7eb", linewidth=0.4)
-        axis.tick_params(which="minor", length=0)
-        bar = figure.colorbar(picture, ax=axis, fraction=0.03, pad=0.02)
-        bar.set_label(label or "score")
-        bar.outline.set_visible(False)
         figure.tight_layout()
         add_caption(figure, caption)
     return figure
+
+
+def draw_cells(
+    values: Tensor, title: str, label: str, **colours: Any
+) -> tuple[Figure, Axes, float]:
+    """A coloured cell for each head of [layer, head]; the figure, its axes, a cell's size."""
+    layers, heads = values.shape
+    cell = min(0.3, 10 / layers)
+    figure, axis = plt.subplots(figsize=(max(3.2, cell * layers + 1.4), cell * heads + 0.9))
+    picture = axis.imshow(values.T.numpy(), aspect="equal", **colours)
+    axis.set_xticks(range(0, layers, 1 + (layers - 1) // 40))
+    axis.set_yticks(range(0, heads, 1 + (heads - 1) // 40))
+    axis.set_xlabel("layer")
+    axis.set_ylabel("head")
+    axis.set_title(title, loc="left")
+    axis.spines[["top", "right", "left", "bottom"]].set_visible(False)
+    axis.tick_params(length=0, labelsize=7)
+    axis.set_xticks([x - 0.5 for x in range(layers + 1)], minor=True)
+    axis.set_yticks([y - 0.5 for y in range(heads + 1)], minor=True)
+    axis.grid(which="minor", color="#e5e7eb", linewidth=0.4)
+    axis.tick_params(which="minor", length=0)
+    bar = figure.colorbar(picture, ax=axis, fraction=0.03, pad=0.02)
+    bar.set_label(label)
+    bar.outline.set_visible(False)
+    return figure, axis, cell
 
 
 def plot_scores(scores: HeadScores) -> Figure:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -20,6 +22,9 @@ from headlab.measures import Measure, find_measure
 if TYPE_CHECKING:
     from headlab.model import Model
 
+# Said of sparse models.
+NO_SLOPE = "A hard gate has no true gradient: rank heads of a sparse model by patching or ablation"
+_TOLD: WeakSet[Model] = WeakSet()
 _GRAPH = 4  # a pass that is differentiated keeps about this many times more than one that is not
 
 
@@ -31,6 +36,13 @@ class Gradients:
     gradient: Tensor  # [mask, example, layer, head], float32 or wider
     measure: Measure
     examples: list[Example]
+
+
+def warn_of_hard_gates(model: Model, method: str) -> None:
+    """Once for a model: gradients pass its hard gates by."""
+    if model.sparse is not None and model not in _TOLD:
+        _TOLD.add(model)
+        warnings.warn(f"{NO_SLOPE}, not by {method}", stacklevel=3)
 
 
 def gate_gradients(

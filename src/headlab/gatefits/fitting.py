@@ -27,6 +27,7 @@ from headlab.errors import HeadlabError
 from headlab.examples import Example
 from headlab.gatefits.rows import Rows, order_of
 from headlab.gates import AXES, ZERO, Gates, Reference
+from headlab.gradients import warn_of_hard_gates
 from headlab.kernels import gpu_kernels
 from headlab.wording import count
 
@@ -150,6 +151,7 @@ def fit_gates(
     schedule = schedule or Schedule()
     seeds = list(seeds)
     require_fit(len(examples), seeds, schedule)
+    warn_of_hard_gates(model, "gates")
     work = FitWork(model, Rows(model, examples), schedule, reference)
     state = state or begin(model, seeds, schedule, 3 * len(seeds), budget or work.budget())
     while state.stage < 2:

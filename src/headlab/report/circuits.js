@@ -1,7 +1,7 @@
 "use strict";
 /* The page of a circuits study: curves, pairs, numbers, head maps and heads, joined by the chosen head. */
 (() => {
-  const { data, el, svg, byId, known, fixed, signed, span, digitsFor, ticks, ranked, plot, key, stroke, headMap, cellSize, folds, headTable, select, follow, foot, showTip, resized, watch } = headlab;
+  const { data, el, svg, byId, known, fixed, signed, span, digitsFor, ticks, ranked, plot, key, stroke, headMap, cellSize, folds, headTable, select, ramp, follow, foot, showTip, resized, watch } = headlab;
   const { models, tasks, methods } = data;
   const level = data.level, percent = level, MOST = 4;
   const colour = name => `var(--c${models.findIndex(model => model.name === name) % 10})`;
@@ -15,13 +15,18 @@
   };
   const crossing = (line, key = level) => line?.curve?.crossings?.[key] || null;
 
-  const first = data.pairs[0] || [null, null];
+  const first = data.pairs[0] || [null, null], family = data.pairs.filter(pair => pair[0] === first[0]).flat();
+  const twins = new Set(data.pairs.map(pair => pair[2]).filter(Boolean));
+  // What was declared: a dense model and each that is compared with it, sparse ones first.
+  const declared = [1, 2].flatMap(side => data.pairs.map(pair => [pair[0], pair[side]])).filter(([dense, other], i, all) => other && all.findIndex(one => one[0] === dense && one[1] === other) === i);
   const now = {
-    method: methods[0], axis: "number", dense: first[0], sparse: first[1], model: models[0].name,
-    shown: new Set([...new Set([...first.filter(Boolean), ...models.map(model => model.name)])].slice(0, MOST)),
+    method: methods[0], axis: "number", dense: first[0], sparse: first[1], model: models[0].name, map: "score",
+    shown: new Set([...new Set([...family, ...models.map(model => model.name)])].slice(0, Math.max(MOST, new Set(family).size))),
   };
   const pairUp = () => now.dense && now.sparse && now.dense !== now.sparse;
-  const multiplier = task => data.multipliers.find(row => row.task === task && row.method === now.method && row.dense === now.dense && row.sparse === now.sparse);
+  const multiplier = (task, dense = now.dense, sparse = now.sparse) => data.multipliers.find(row => row.task === task && row.method === now.method && row.dense === dense && row.sparse === sparse);
+  const called = name => name + (twins.has(name) && !name.includes("twin") ? ", twin" : "");
+  const inSample = method => (data.in_sample || []).includes(method);
 
   // 1. Curves.
   const panels = byId("curve-panels");
@@ -33,7 +38,7 @@
 
   function drawControls() {
     byId("curve-controls").replaceChildren(...[
-      methods.length > 1 && select("heads ranked by", methods.map(name => [name, name]), now.method, value => { now.method = value; drawAll(); }),
+      methods.length > 1 && select("heads ranked by", methods.map(name => [name, inSample(name) ? `${name}, in-sample` : name]), now.method, value => { now.method = value; drawAll(); }),
       select("across", [["number", "number of heads"], ["log", "number of heads, logarithmic"], ["share", "share of heads"]], now.axis, value => { now.axis = value; drawCurves(); }),
     ].filter(Boolean));
   }
@@ -44,7 +49,7 @@
       if (!now.shown.delete(name)) now.shown.add(name);
       drawLegend();
       drawCurves();
-    } }, swatch(name), name));
+    } }, swatch(name), called(name)));
     byId("curve-legend").replaceChildren(
       el("div", { class: "models", role: "group", "aria-label": "models shown" }, chips),
       ...(now.shown.size < models.length ? [el("span", { class: "soft" }, `${now.shown.size} of ${models.length} models shown; click a name to add it`)] : []),
@@ -124,15 +129,22 @@
     for (const line of drawn) {
       const { curve } = line, own = { "--c": colour(line.model) }, ks = curve.ks.map(k => k / unit(line));
       if (curve.low && curve.high) chart.band(ks, curve.low, curve.high, "band", own);
-      chart.line(ks, curve.explained, "line", own);
+      chart.line(ks, curve.explained, twins.has(line.model) ? "line twin" : "line", own);
     }
-    const notesBelow = drawPublished(task, drawn, share, chart);
+    const notesBelow = drawPublished(task, drawn, share, chart), lost = lostIn(task, drawn);
     drawCrossings(task, drawn, unit, chart, ty);
     const marks = svg("g");
     over.append(marks);
     plots.push({ chart, marks, drawn, unit });
-    box.append(chart.root, el("div", {}, notesBelow, notes));
+    box.append(chart.root, el("div", {}, lost, notesBelow, notes));
     return box;
+  }
+
+  // Why a model that is drawn has no multiplier against its dense one.
+  function lostIn(task, drawn) {
+    const there = name => drawn.some(line => line.model === name);
+    return declared.filter(pair => pair.every(there)).map(pair => [pair, multiplier(task.name, ...pair)]).filter(([, row]) => row?.reason)
+      .map(([[, other], row]) => el("p", { class: "note lost" }, `${called(other)}: no multiplier, ${row.reason}.`));
   }
 
   function drawCrossings(task, drawn, unit, { w, px, over }, ty) {
@@ -229,10 +241,31 @@
       el("tbody", {}, rows))));
   }
 
+  // Every declared pair at every level.
+  function drawMultipliers() {
+    if (!declared.length) return;
+    const found = declared.flatMap(([dense, other]) => tasks.map(task => ({ dense, other, task, row: multiplier(task.name, dense, other) })));
+    const keys = [...new Set(found.flatMap(({ row }) => Object.keys(row?.levels || {})))].sort((a, b) => a - b);
+    const cell = (row, key) => {
+      const one = row.levels[key];
+      return el("td", { class: "n", data: { level: key } }, known(one.value) ? el(key === level ? "b" : "span", {}, `${fixed(one.value, 1)}x`) : "none", known(one.value) && el("span", { class: "soft" }, span(one.low, one.high)));
+    };
+    const rows = found.map(({ dense, other, task, row }) => {
+      const reasons = [...new Set(keys.map(key => row?.levels?.[key].reason).filter(Boolean))], all = reasons.length === 1 && keys.every(key => row.levels[key].reason);
+      return el("tr", { class: task === tasks[0] && "first", data: { task: task.name, dense, model: other } },
+        el("td", { class: "name" }, swatch(other), " ", called(other), el("span", { class: "soft" }, `against ${dense}`)), el("td", {}, task.name),
+        !row?.levels ? el("td", { class: "soft", colspan: keys.length + 1 }, "not measured")
+          : all ? el("td", { class: "reason soft", colspan: keys.length + 1 }, `no multiplier: ${reasons[0]}`)
+            : [...keys.map(key => cell(row, key)), el("td", { class: "reason soft" }, reasons.join("; "))]);
+    });
+    byId("multiplier-table").replaceChildren(el("div", { class: "scroll" }, el("table", { class: "fit" },
+      el("thead", {}, el("tr", {}, el("th", {}, "model"), el("th", {}, "task"), keys.map(key => el("th", { class: "n" }, `at ${key} %`)), el("th", {}))), el("tbody", {}, rows))));
+  }
+
   // 3. Numbers.
   function drawNumbers() {
     const keys = [...new Set(["80", "90", "95", level])].filter(key => data.lines.some(line => crossing(line, key))).sort((a, b) => a - b);
-    const n = (...inside) => el("td", { class: "n" }, inside);
+    const n = (...inside) => el("td", { class: "n" }, inside), edges = data.lines.some(line => known(line.edges_mean));
     const needed = (line, key) => {
       const cross = crossing(line, key), between = cross && span(cross.low, cross.high, String);
       if (!known(cross?.k)) return n("not reached", between && el("span", { class: "soft" }, between));
@@ -241,27 +274,50 @@
     };
     const rows = models.flatMap(model => tasks.map((task, i) => {
       const line = lineOf(model.name, task.name);
-      const start = [el("td", { class: "name" }, swatch(model.name), " ", model.name), el("td", {}, task.name, line && el("span", { class: "soft" }, line.measure))];
-      const cells = !line ? [el("td", { class: "soft", colspan: 6 + keys.length }, "not measured")]
-        : [n(fixed(line.clean)), n(fixed(line.none)), ...(line.curve
+      const start = [el("td", { class: "name" }, swatch(model.name), " ", called(model.name)), el("td", {}, task.name, line && el("span", { class: "soft" }, line.measure))];
+      const cells = !line ? [el("td", { class: "soft", colspan: 6 + edges + keys.length }, "not measured")]
+        : [n(fixed(line.clean)), n(fixed(line.none)), ...(edges ? [n(known(line.edges_mean) ? openShare(line.edges_mean) : "all")] : []), ...(line.curve
           ? [...keys.map(key => needed(line, key)), n(fixed(line.curve.cpr)), n(fixed(line.curve.cmd)), n(fixed(line.curve.random_cpr)),
             n(known(line.curve.beats_random) ? `${fixed(100 * line.curve.beats_random, 0)} %` : "\u2013")]
           : [el("td", { class: "reason soft", colspan: 4 + keys.length }, line.finding || "no curve")])];
       return el("tr", { class: i === 0 && "first" }, start, cells);
     }));
-    const titles = ["clean", "without heads", ...keys.map(key => `k${key}`), "CPR", "CMD", "random CPR", "beats random"];
+    const titles = ["clean", "without heads", ...(edges ? ["edges open"] : []), ...keys.map(key => `k${key}`), "CPR", "CMD", "random CPR", "beats random"];
     byId("number-table").replaceChildren(el("div", { class: "scroll" }, el("table", {},
       el("thead", {}, el("tr", {}, el("th", {}, "model"), el("th", {}, "task"), titles.map(title => el("th", { class: "n" }, title)))), el("tbody", {}, rows))));
   }
 
-  // 4. Head maps, a fold for each model; drawn when first opened.
+  // 4. Head maps, a fold for each model; drawn when first opened. Of a sparse model, scores or edges.
+  const openShare = value => `${value > 0 && value < 1e-4 ? "under 0.01" : +(100 * value).toPrecision(3)} %`;
+  const SCORES = byId("map-says").textContent;
+  const EDGES = "The share of a head's edges that are open on the prompts tested: from 0.01 % (pale) to 100 % (dark), logarithmic and the same in every map. A head that keeps none is blank.";
+  function drawMapControls() {
+    if (!data.lines.some(line => line.edges)) return;
+    byId("map-controls").replaceChildren(select("colour is", [["score", "the head's score"], ["edges", "its open edges"]], now.map, value => {
+      now.map = value;
+      byId("map-says").textContent = value === "edges" ? EDGES : SCORES;
+      drawMaps();
+    }));
+  }
+  function edgeMap(line, given) {
+    const open = ranked(line.edges), of = (layer, head) => line.edges[layer][head];
+    const strength = value => value > 0 ? .12 + .88 * Math.max(0, Math.min(1, 1 + Math.log10(value) / 4)) : 0;
+    return headMap({ ...given, score: line.edges, ranks: open,
+      paint: (layer, head) => ({ name: "edges", colour: "var(--pos)", strength: strength(of(layer, head)), says: `${openShare(of(layer, head))} of its edges open` }),
+      tip: (layer, head) => [el("div", { class: "top" }, headlab.headName(layer, head)), el("div", {}, `${openShare(of(layer, head))} of its edges open`),
+        el("div", { class: "soft" }, `score rank ${ranksOf(line)?.named.get(headlab.headName(layer, head)).rank ?? "\u2013"}`)],
+      scale: ramp("var(--pos)", "0.01 %", "100 %"), tops: open.order.slice(0, 5) });
+  }
   const drawMaps = folds(models, (model, keep) => {
     const lines = tasks.map(task => lineOf(model.name, task.name)), cell = cellSize(model, lines.filter(line => line?.map).length || 1, 14);
     return tasks.map((task, i) => {
       const line = lines[i], title = el("figcaption", {}, task.name, line?.map && el("span", { class: "soft" }, line.measure));
       const none = text => el("p", { class: "none" }, text);
       if (!line?.map) return el("figure", {}, el("figcaption", {}, task.name), none(line?.finding || "Not measured."));
-      const map = headMap({ model: model.name, task: task.name, ...line.map, floor: line.noise_floor, cell, ranks: ranksOf(line), measure: `of ${line.measure}` });
+      const both = { model: model.name, task: task.name, cell }, edges = now.map === "edges";
+      if (edges && !line.edges) return el("figure", {}, title, none("Dense: every edge is open."));
+      if (edges) title.lastChild.textContent = `${openShare(line.edges_mean)} of all edges`;
+      const map = edges ? edgeMap(line, both) : headMap({ ...both, ...line.map, floor: line.noise_floor, ranks: ranksOf(line), measure: `of ${line.measure}` });
       keep(map);
       const wide = Math.max(map.width, 260);
       const figure = el("figure", { style: { width: `${wide}px` } }, title, el("div", { class: "wide" }, map.root), map.under, line.finding && none(line.finding));
@@ -299,7 +355,7 @@
   foot(({ model, head }) => tasks.map(task => [task.name, ranksOf(lineOf(model, task.name))?.named.get(head)?.rank]).filter(([, rank]) => rank)
     .map(([task, rank]) => `${task} #${rank}`).join(", "));
 
-  function drawAll() { drawControls(); drawLegend(); drawCurves(); drawPair(); drawNumbers(); drawMaps(); drawHeads(); }
+  function drawAll() { drawControls(); drawLegend(); drawCurves(); drawPair(); drawMultipliers(); drawNumbers(); drawMapControls(); drawMaps(); drawHeads(); }
   drawAll();
   follow(models);
   resized(panels, () => { drawCurves(); drawMaps(); });

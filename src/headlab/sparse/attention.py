@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-BLOCK_BYTES = {"cpu": 2**24, "cuda": 2**28}  # of one block of logits
+BLOCK_BYTES = {"cpu": 2**22, "cuda": 2**28}  # of one block of logits
 
 
 class Edges(NamedTuple):
@@ -53,7 +53,8 @@ def gated_attention(
             *(query, key, value, bias, attn_mask, scale, softcap, seen),
         )
     parts = []
-    for first, last in blocks(query, key):
+    # The last block has the most keys: what it takes and leaves has room for all others.
+    for first, last in reversed(list(blocks(query, key))):
         mask = None if attn_mask is None else attn_mask[:, :, first:last]
         s, allowed = logits(query, key, first, last, mask, scale, softcap)
         is_open = opened(s, allowed, bias)
@@ -61,7 +62,7 @@ def gated_attention(
             seen(Edges(first, is_open.sum(-1), allowed.sum(-1)))
         weights = (s.softmax(-1) * is_open).to(value.dtype)
         parts.append(weigh(weights, value))
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+    return parts[0] if len(parts) == 1 else torch.cat(parts[::-1], 2)
 
 
 class Drawn(NamedTuple):

@@ -60,18 +60,22 @@ def short(name: str) -> str:
 
 
 def labels(names: Sequence[str]) -> dict[str, str]:
-    """A short name for each, no two alike: of paths as many last parts as it takes.
+    """A short name for each, no two alike: of paths as many last parts as it takes, as many for
+    those that lie beside them.
 
     >>> labels(["/a/x/m", "/b/x/m", "gpt2"])
     {'/a/x/m': 'a/x/m', '/b/x/m': 'b/x/m', 'gpt2': 'gpt2'}
+    >>> labels(["/a/level-10", "/a/level-3", "/b/level-10"]).values()
+    dict_values(['a/level-10', 'a/level-3', 'b/level-10'])
     """
     found = {name: short(name) for name in names}
     parts = 1
     while len(set(found.values())) < len(found) and parts < 50:
         parts += 1
         given = list(found.values())
+        folders = {PurePath(name).parent for name in names if given.count(found[name]) > 1}
         for name, label in found.items():
-            if given.count(label) > 1:
+            if label != name and PurePath(name).parent in folders:
                 found[name] = "/".join(PurePath(name).parts[-parts:]).lstrip("/")
     return found
 

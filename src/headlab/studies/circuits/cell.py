@@ -17,8 +17,10 @@ from headlab.heads import Head
 from headlab.model import Model
 from headlab.ranking import measure_for, rank
 from headlab.scores import HeadScores
+from headlab.sparse import edges_kept
 from headlab.studies import Work
 from headlab.studies.cells import Cell, Record
+from headlab.studies.circuits.spec import way_of
 from headlab.studies.tables import joined, part, split, values_of
 from headlab.tasks import make_examples
 
@@ -37,6 +39,7 @@ class Found:
     examples: list[dict[str, Any]]  # some of those tested, to be shown
     tested: list[str]  # fingerprints of the curve's examples
     backed_off: bool  # memory ran out on the way, and passes were made smaller
+    edges: Tensor | None = None  # [layer, head], the share open on the examples tested
 
 
 def run_cell(cell: Cell, model: Model, progress: Progress, scratch: Path) -> Record:
@@ -54,7 +57,7 @@ def run_cell(cell: Cell, model: Model, progress: Progress, scratch: Path) -> Rec
     scores = rank(
         model,
         ranked,
-        cell.method,
+        way_of(cell.method),
         chosen,
         steps=asked["steps"],
         seed=cell.seed,
@@ -95,6 +98,7 @@ def run_cell(cell: Cell, model: Model, progress: Progress, scratch: Path) -> Rec
             [example.as_dict() for example in tested[:_SHOWN]],
             [example.fingerprint for example in tested],
             model.back_offs > backed_off,
+            None if model.sparse is None else edges_kept(model, [each.prompt for each in tested]),
         )
     )
 
@@ -102,8 +106,9 @@ def run_cell(cell: Cell, model: Model, progress: Progress, scratch: Path) -> Rec
 def work(cell: Cell, n_heads: int) -> Work:
     """Masks and passes; a head off alone skips, on average, half of the layers."""
     n, steps, orders = (cell.settings[name] for name in ("n", "steps", "orders"))
-    masks = {"attribute": steps, "random": 0}.get(cell.method, n_heads)
-    passes = {"attribute": 3.0 * steps, "random": 1.0}.get(cell.method, n_heads / 2)
+    way = way_of(cell.method)
+    masks = {"attribute": steps, "random": 0}.get(way, n_heads)
+    passes = {"attribute": 3.0 * steps, "random": 1.0}.get(way, n_heads / 2)
     kept = expected_masks(n_heads, "auto", orders)
     return Work(n * (masks + kept), n * (passes + kept))
 
@@ -116,6 +121,7 @@ def work(cell: Cell, n_heads: int) -> Work:
 # curve                   14        ioi-18   the measure with the 14 best heads kept
 # random, matched  0      14        ioi-18   the same by a random order
 # clean, none                       1f0c9a.. with all heads, with none; the example's fingerprint
+# edges                       L5H1           of a sparse model: the share of the head's edges open
 
 
 def to_record(found: Found) -> Record:
@@ -163,6 +169,8 @@ def to_record(found: Found) -> Record:
             )
     prints = np.array(found.tested)
     parts += [part(name, getattr(found, name), example=prints) for name in ("clean", "none")]
+    if found.edges is not None:
+        parts.append(part("edges", found.edges.reshape(-1), head=names))
     table = joined(parts)
     return Record(table, about)
 
@@ -201,6 +209,7 @@ def from_record(record: Record) -> Found:
             about["examples"],
             about["tested"],
             about["backed_off"],
+            values_of(parts["edges"]).view(scores.shape) if "edges" in parts else None,
         )
     except (KeyError, TypeError, ValueError, RuntimeError, IndexError) as error:
         raise HeadlabError(

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from scipy.stats import spearmanr
 
-from headlab.studies.circuits.lines import Line, multiplier, read_lines
+from headlab.studies.circuits.lines import Line, read_lines
+from headlab.studies.circuits.multipliers import Multiplier, compared
 
 if TYPE_CHECKING:
     from headlab.store import Run
@@ -19,12 +20,6 @@ def compare(one: Run, other: Run) -> list[dict[str, str]]:
     level = one.spec.threshold  # type: ignore[attr-defined]
     rows = []
     for a, b in _matched(read_lines(one), read_lines(other)):
-        found = multiplier(a, b, level)
-        ratio = (
-            ""
-            if found.value is None
-            else f"{found.value:.2f}x ({found.low:.2f} to {found.high:.2f})"
-        )
         rows.append(
             {
                 "task": a.task,
@@ -32,12 +27,18 @@ def compare(one: Run, other: Run) -> list[dict[str, str]]:
                 "models": a.model if a.model == b.model else f"{a.model}, {b.model}",
                 f"first k{100 * level:g}": _k(a, level),
                 f"second k{100 * level:g}": _k(b, level),
-                "first / second": ratio,
+                "first / second": _ratio(compared(a, b, level)),
                 "CPR": f"{_cpr(a)}, {_cpr(b)}",
                 "heads agree": _agreement(a, b),
             }
         )
     return rows
+
+
+def _ratio(found: Multiplier) -> str:
+    if found.value is None:
+        return f"none, {found.brief}"
+    return f"{found.value:.2f}x ({found.low:.2f} to {found.high:.2f})"
 
 
 def _matched(first: list[Line], second: list[Line]) -> list[tuple[Line, Line]]:

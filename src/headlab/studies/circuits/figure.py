@@ -1,8 +1,10 @@
-"""The study's figure: explained effect against heads kept, a panel a task, two models a panel."""
+"""The study's figure: explained effect against heads kept, what is compared in one panel."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +13,10 @@ from matplotlib.lines import Line2D
 
 from headlab.aliases import ALIASES
 from headlab.figures import BLUE, GREEN, GREY, ORANGE, PINK, STYLE, add_caption, save
-from headlab.studies.circuits.lines import Line, multiplier
+from headlab.studies.circuits.lines import Line
+from headlab.studies.circuits.multipliers import Multiplier, Pairing
+from headlab.studies.circuits.pairs import families
+from headlab.studies.circuits.spec import way_of
 from headlab.wording import count
 
 if TYPE_CHECKING:
@@ -20,113 +25,194 @@ if TYPE_CHECKING:
 
 COLOURS = (BLUE, ORANGE, GREEN, PINK, "#56B4E9", "#E69F00", "#000000")
 _MARKS = "o", "D"  # published: dense, sparse
+_NOTE, _WIDE = 8.5, 52  # a line above a panel: its height in points, its characters
 
 
 def draw(
     lines: Sequence[Line], pairs: Sequence[Sequence[str]], level: float, published: list[Any]
 ) -> Figure:
-    """A row for each pair and one for the models in none, a column a task."""
+    """A row for each dense model with all that is paired with it and one for the models in no
+    pair, a column a task. All lines are of one method."""
+    pairing = Pairing(lines, pairs)
     rows = groups_of(list(dict.fromkeys(line.model for line in lines)), pairs)
     tasks = list(dict.fromkeys(line.task for line in lines))
-    every = dict.fromkeys(model for models in rows for model in models)
-    colours = {model: COLOURS[n % len(COLOURS)] for n, model in enumerate(every)}
+    looks = _looks(rows, pairs)
+    panels = [[_Panel(lines, pairing, row, task, level) for task in tasks] for row in rows]
+    notes = max(len(panel.notes(looks)) for row in panels for panel in row)
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(
             len(rows),
             len(tasks),
-            figsize=(max(4.2, 2.9 * len(tasks)), 2.5 * len(rows) + 0.4),
+            figsize=(
+                max(4.2, 2.9 * len(tasks)),
+                (2.5 + notes * _NOTE / 72) * len(rows) + 0.4,
+            ),
             sharey=True,
             squeeze=False,
         )
-        for row, models in zip(axes, rows, strict=True):
-            for axis, task in zip(row, tasks, strict=True):
-                own = [
-                    line for m in models for line in lines if (line.model, line.task) == (m, task)
-                ]
-                marks = [number for number in published if number["task"] == task]
-                _panel(axis, own, colours, level, marks, models in pairs)
-                axis.set_title(task, loc="left")
-            row[0].set_ylabel("explained effect")
+        for row, own in zip(axes, panels, strict=True):
+            for axis, panel in zip(row, own, strict=True):
+                marks = [number for number in published if number["task"] == panel.task]
+                _draw_panel(axis, panel, looks, marks)
+            row[0].set_ylabel(_effect(lines))
         for axis in axes[-1]:
             axis.set_xlabel("number of heads kept")
         axes[0, 0].set_ylim(bottom=min(-0.1, axes[0, 0].get_ylim()[0]))
         figure.tight_layout()
         marked = bool({number["task"] for number in published} & set(tasks))
-        _legend(figure, colours, marked)
+        _legend(figure, looks, marked)
         add_caption(figure, _caption(lines, marked))
     return figure
 
 
-def _panel(
-    axis: Axes,
-    lines: Sequence[Line],
-    colours: dict[str, str],
-    level: float,
-    published: list[Any],
-    is_pair: bool,
-) -> None:
-    drawn = [line for line in lines if not line.finding]
-    for line in drawn:
-        colour = colours[line.model]
-        axis.plot(
-            line.random_ks, line.random.mean(0), "--", color=colour, lw=0.9, alpha=0.65, zorder=1
-        )
-        if len(drawn) == 1:  # the spread of two models' random orders would hide each other
+@dataclass(frozen=True)
+class _Look:
+    """How a model is drawn, and what figures call it."""
+
+    name: str
+    colour: str
+    is_twin: bool
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """A twin is quieter."""
+        style = {"ls": (0, (6, 2, 1, 2)), "lw": 1.0} if self.is_twin else {"lw": 1.6}
+        return {"color": self.colour, **style}
+
+
+def _looks(rows: list[list[str]], pairs: Sequence[Sequence[str]]) -> dict[str, _Look]:
+    twins = {name for family in families(pairs) for name in family.twins}
+    found = {}
+    for n, model in enumerate(dict.fromkeys(model for row in rows for model in row)):
+        says = ", twin" if model in twins and "twin" not in model else ""
+        colour = COLOURS[n % len(COLOURS)]
+        found[model] = _Look(_fitting(model) + says, colour, model in twins)
+    return found
+
+
+class _Panel:
+    """One task of the models in a row."""
+
+    def __init__(
+        self, lines: Sequence[Line], pairing: Pairing, models: list[str], task: str, level: float
+    ):
+        self.task, self.level = task, level
+        self.lines = [
+            line for m in models for line in lines if (line.model, line.task) == (m, task)
+        ]
+        self.drawn = [line for line in self.lines if not line.finding]
+        self.found = [
+            pairing.multiplier(one, other, level)
+            for one, other, _ in pairing.declared()
+            if (one.model, one.task) == (models[0], task)
+        ]
+
+    @property
+    def is_listed(self) -> bool:
+        """Several multipliers stand in a list; one, between its two lines."""
+        return len(self.found) > 1
+
+    def notes(self, looks: dict[str, _Look]) -> list[tuple[str, str]]:
+        """What stands above the panel, clear of its curves, and in which colour."""
+        told = {line.model: self._says(line) for line in self.lines}
+        return [
+            (part, looks[model].colour)
+            for model, says in told.items()
+            if says
+            for part in textwrap.wrap(f"{_fitting(looks[model].name, 20)}: {says}", _WIDE)
+        ]
+
+    def _says(self, line: Line) -> str:
+        found = next((each for each in self.found if each.sparse == line.model), None)
+        if found and found.value is None:
+            return _told(found)
+        if line.finding:
+            return "no effect seen"
+        if not self.is_listed:
+            return ""
+        k = line.crossing(self.level)
+        needs = f"k{100 * self.level:g} = {k}" if k is not None else "not reached"
+        return f"{needs}, {_told(found)}" if found else needs
+
+
+def _told(found: Multiplier) -> str:
+    if found.value is None:
+        return f"no multiplier, {found.brief}"
+    return f"{found.value:.1f}x ({found.low:.1f} to {found.high:.1f})"
+
+
+def _effect(lines: Sequence[Line]) -> str:
+    in_sample = any(curve.in_sample for line in lines for curve in line.curves)
+    return f"explained effect{', in-sample' if in_sample else ''}"
+
+
+def _draw_panel(axis: Axes, panel: _Panel, looks: dict[str, _Look], published: list[Any]) -> None:
+    many = len(panel.drawn) > 2
+    for line in panel.drawn:
+        colour = looks[line.model].colour
+        faint: dict[str, Any] = {"lw": 0.6, "alpha": 0.5} if many else {"lw": 0.9, "alpha": 0.65}
+        axis.plot(line.random_ks, line.random.mean(0), "--", color=colour, zorder=1, **faint)
+        if len(panel.drawn) == 1:  # the spread of two models' random orders would hide each other
             ends = line.random.quantile(0.025, 0), line.random.quantile(0.975, 0)
             axis.fill_between(line.random_ks, *ends, color=GREY, alpha=0.15, lw=0, zorder=0)
-        axis.plot(line.ks, line.explained, color=colour, lw=1.6)
-        axis.fill_between(line.ks, *line.band, color=colour, alpha=0.22, lw=0)
+        axis.plot(line.ks, line.explained, **looks[line.model].line)
+        axis.fill_between(line.ks, *line.band, color=colour, alpha=0.12 if many else 0.22, lw=0)
     axis.axhline(0, color="black", lw=0.4)
-    _mark_crossings(axis, drawn, colours, level, is_pair)
-    _mark_published(axis, drawn, published)
-    gone = [f"{_fitting(line.model)}:\nno effect seen" for line in lines if line.finding]
-    if gone:
-        axis.text(
-            *(0.98, 0.04),
-            "\n".join(gone),
-            transform=axis.transAxes,
-            ha="right",
-            fontsize=7,
-            color=GREY,
+    _mark_crossings(axis, panel, looks)
+    _mark_published(axis, panel.drawn, published)
+    if panel.drawn:
+        axis.set_xlim(0, max(line.n_heads for line in panel.drawn))
+    notes = panel.notes(looks)
+    axis.set_title(panel.task, loc="left", pad=6 + _NOTE * len(notes))
+    for number, (text, colour) in enumerate(reversed(notes)):
+        axis.annotate(
+            text,
+            (0, 1),
+            xycoords="axes fraction",
+            xytext=(0, 5 + _NOTE * number),
+            textcoords="offset points",
+            fontsize=6.5,
+            color=colour,
+        ).set_in_layout(False)  # no wider than the panel; the title leaves room above it
+
+
+def _mark_crossings(axis: Axes, panel: _Panel, looks: dict[str, _Look]) -> None:
+    """The threshold: between a pair with its multiplier, in a list of several with a dot, else
+    with each model's k."""
+    lines, level = panel.drawn, panel.level
+    crossed = [(line, k) for line in lines if (k := line.crossing(level)) is not None]
+    one = panel.found[0] if len(panel.found) == 1 else None
+    if panel.is_listed or (one and one.value is not None):
+        axis.axhline(level, color=GREY, lw=0.5, ls=(0, (1, 2)))
+    if panel.is_listed:
+        for line, k in crossed:
+            axis.plot(k, level, "o", ms=3.5, mew=0, color=looks[line.model].colour, zorder=4)
+        return
+    if one and one.value is not None:
+        ends = sorted(k for _, k in crossed)
+        axis.plot(ends, [level, level], color="black", lw=1.2, ls=(0, (3, 2)), zorder=4)
+        axis.annotate(
+            _told(one),
+            (max(ends), level),
+            xytext=(4, -11),
+            textcoords="offset points",
+            fontsize=8,
         )
-    if drawn:
-        axis.set_xlim(0, max(line.n_heads for line in drawn))
-
-
-def _mark_crossings(
-    axis: Axes, lines: Sequence[Line], colours: dict[str, str], level: float, is_pair: bool
-) -> None:
-    """The threshold: between a pair with its multiplier, else with each model's k."""
-    if is_pair and len(lines) == 2:
-        found = multiplier(lines[0], lines[1], level)
-        ends = sorted(line.crossing(level) or 0 for line in lines)
-        if found.value is not None:
-            axis.axhline(level, color=GREY, lw=0.5, ls=(0, (1, 2)))
-            axis.plot(ends, [level, level], color="black", lw=1.2, ls=(0, (3, 2)), zorder=4)
-            axis.annotate(
-                f"{found.value:.1f}x ({found.low:.1f} to {found.high:.1f})",
-                (max(ends), level),
-                xytext=(4, -11),
-                textcoords="offset points",
-                fontsize=8,
-            )
-            return
+        return
     axis.axhline(level, color="black", lw=0.6, ls=(0, (4, 3)))
-    for number, line in enumerate(lines):
-        k = line.crossing(level)
-        if k is not None:
-            colour = colours[line.model]
-            axis.plot([k, k], [0, level], color=colour, lw=0.7, ls=(0, (4, 3)))
-            right = k > 0.6 * line.n_heads
-            axis.annotate(
-                f"k{100 * level:g} = {k}",
-                (k, 0.05 + 0.1 * number),
-                xytext=(-3 if right else 3, 0),
-                textcoords="offset points",
-                ha="right" if right else "left",
-                fontsize=7.5,
-                color=colour,
-            )
+    for number, (line, k) in enumerate(crossed):
+        colour = looks[line.model].colour
+        axis.plot([k, k], [0, level], color=colour, lw=0.7, ls=(0, (4, 3)))
+        right = k > 0.6 * line.n_heads
+        axis.annotate(
+            f"k{100 * level:g} = {k}",
+            (k, 0.05 + 0.1 * number),
+            xytext=(-3 if right else 3, 0),
+            textcoords="offset points",
+            ha="right" if right else "left",
+            fontsize=7.5,
+            color=colour,
+        )
 
 
 def _mark_published(axis: Axes, lines: Sequence[Line], published: list[Any]) -> None:
@@ -153,11 +239,8 @@ def _mark_published(axis: Axes, lines: Sequence[Line], published: list[Any]) -> 
             )
 
 
-def _legend(figure: Figure, colours: dict[str, str], with_marks: bool) -> None:
-    handles = [
-        Line2D([], [], color=colour, lw=1.6, label=_fitting(model))
-        for model, colour in colours.items()
-    ]
+def _legend(figure: Figure, looks: dict[str, _Look], with_marks: bool) -> None:
+    handles = [Line2D([], [], label=look.name, **look.line) for look in looks.values()]
     handles.append(Line2D([], [], color=GREY, ls="--", lw=0.9, label="its random orders"))
     marks = [
         Line2D([], [], color=GREY, marker="o", mfc="none", ls="", ms=5, label="published, dense"),
@@ -186,6 +269,7 @@ def _caption(lines: Sequence[Line], with_marks: bool) -> str:
         return "No model does any of these tasks."
     curve = first.curves[0]
     numbers = sorted({line.n for line in lines if not line.finding})
+    n = " to ".join(map(str, dict.fromkeys((numbers[0], numbers[-1]))))
     heads = ", ".join(
         f"{model} {n}" for model, n in dict.fromkeys((ln.model, ln.n_heads) for ln in lines)
     )
@@ -195,11 +279,10 @@ def _caption(lines: Sequence[Line], with_marks: bool) -> str:
         "the heads."
     )
     return (
-        f"Heads: {heads}. Ranked by {first.method}{each}; the others' outputs from the reference "
-        f"{curve.reference}; n = {' to '.join(map(str, dict.fromkeys((numbers[0], numbers[-1]))))} "
-        f"prompts, {curve.sample}; seeds {', '.join(map(str, first.seeds))}. Bands: 95 % bootstrap "
-        f"over prompts; dashed: mean of {count(len(first.random), 'random order')}."
-        f"{marks if with_marks else ''}"
+        f"Heads: {heads}. Ranked by {way_of(first.method)}{each}; the others' outputs from the "
+        f"reference {curve.reference}; n = {n} prompts, {curve.sample}; seeds "
+        f"{', '.join(map(str, first.seeds))}. Bands: 95 % bootstrap over prompts; dashed: mean "
+        f"of {count(len(first.random), 'random order')}.{marks if with_marks else ''}"
     )
 
 
@@ -226,10 +309,12 @@ def rows_of(lines: Sequence[Line]) -> list[dict[str, Any]]:
 
 
 def groups_of(models: Sequence[str], pairs: Sequence[Sequence[str]]) -> list[list[str]]:
-    """What shares a row of panels: each pair; of models in no pair, all together."""
-    paired = {model for pair in pairs for model in pair}
+    """What shares a row of panels: a dense model and all that is paired with it; of models in no
+    pair, all together."""
+    groups = [family.models for family in families(pairs)]
+    paired = {model for group in groups for model in group}
     rest = [model for model in models if model not in paired]
-    return [list(pair) for pair in pairs] + ([rest] if rest else [])
+    return groups + ([rest] if rest else [])
 
 
 def save_figure(

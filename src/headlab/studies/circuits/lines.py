@@ -86,6 +86,13 @@ class Line:
     def measure(self) -> str:
         return self.found[0].scores.measure
 
+    @cached_property
+    def edges(self) -> Tensor | None:
+        """The share of edges that are open on the prompts tested, [layer, head]: the mean over
+        seeds. None of a dense model."""
+        known = [each.edges for each in self.found if each.edges is not None]
+        return torch.stack(known).mean(0) if known else None
+
     def mean(self, name: str) -> float:
         """The mean over seeds of a curve's number (cpr, cmd, ...) or measure (clean, none)."""
         ends = name in ("clean", "none")  # known where there is no curve too
@@ -193,35 +200,6 @@ def _distinct(prints: list[list[str]]) -> tuple[list[str], list[Tensor]]:
     return list(places), [torch.tensor([places[each] for each in own]) for own in prints]
 
 
-@dataclass(frozen=True)
-class Multiplier:
-    """Heads one model needs / heads another needs: above 1 the other needs fewer."""
-
-    task: str
-    method: str
-    dense: str
-    sparse: str
-    value: float | None
-    low: float | None = None
-    high: float | None = None
-    reason: str | None = None  # why there is none
-
-
-def multiplier(dense: Line, sparse: Line, level: float) -> Multiplier:
-    names = dense.task, dense.method, dense.model, sparse.model
-    for line in (dense, sparse):
-        if line.finding:
-            return Multiplier(*names, None, reason=line.finding)
-        if not line.crossing(level):
-            why = f"{line.model} does not explain {100 * level:g} % with some of its heads"
-            return Multiplier(*names, None, reason=why)
-    # The same resamples of prompts in both: paired where the prompts are the same.
-    one, other = dense.crossings_again(level), sparse.crossings_again(level)
-    low, high = np.quantile(one / np.maximum(other, 1), [0.025, 0.975])
-    value = dense.crossing(level) / sparse.crossing(level)  # type: ignore[operator]
-    return Multiplier(*names, float(value), float(low), float(high))
-
-
 def read_lines(run: Run) -> list[Line]:
     """The lines of all cells that are done; a line has the seeds that are."""
     models, tasks = labels(run.spec.models), labels(run.spec.tasks)
@@ -247,13 +225,3 @@ def _found(run: Run, cell: Cell) -> Found:
         return from_record(run.read_cell(cell))
     except HeadlabError as error:
         raise HeadlabError(f"{run.path_of(cell)}: {error}") from None
-
-
-def all_multipliers(lines: list[Line], level: float) -> list[Multiplier]:
-    """Of every two models that have a task and a method in common."""
-    return [
-        multiplier(one, other, level)
-        for one in lines
-        for other in lines
-        if one.model != other.model and (one.task, one.method) == (other.task, other.method)
-    ]

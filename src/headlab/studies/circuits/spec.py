@@ -11,18 +11,29 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic import BeforeValidator as Before
 
 from headlab.studies.cells import Cell
+from headlab.studies.circuits.pairs import expand_pairs, families, split_pair
 from headlab.studies.spec import MIN_ORDERS, Models, Name, Spec, as_list, as_model, each_once, said
 
 TASKS_OF_THE_PAPER = ["ioi", "ioi-long", "greater-than", "docstring"]
-Method = Literal["patch", "attribute", "ablate", "random"]
+PER_PROMPT = "-per-prompt"  # of a method that ranks for each prompt by itself
+Method = Literal[
+    "patch",
+    "attribute",
+    "ablate",
+    "random",
+    "patch-per-prompt",
+    "attribute-per-prompt",
+    "ablate-per-prompt",
+]
 
 
-def _split(value: Any) -> Any:
-    """A:B is a pair."""
-    pair = value.split(":") if isinstance(value, str) else value
-    if not isinstance(pair, (list, tuple)) or len(pair) != 2:
-        raise ValueError(f"a pair is two models, written 'dense:sparse' in quotes, not {value!r}")
-    return pair
+def way_of(method: str) -> str:
+    """How a method scores heads, whether for each prompt by itself or not.
+
+    >>> way_of("patch-per-prompt")
+    'patch'
+    """
+    return method.removesuffix(PER_PROMPT)
 
 
 def _measure(name: str | None) -> str | None:
@@ -35,7 +46,7 @@ def _measure(name: str | None) -> str | None:
 
 Paired = Annotated[
     list[Annotated[Name, AfterValidator(as_model)]],
-    Before(_split),
+    Before(split_pair),
 ]
 
 
@@ -53,7 +64,7 @@ class CircuitsSpec(Spec):
     methods: Annotated[list[Method], Before(as_list), AfterValidator(each_once)] = Field(
         default=["patch"], min_length=1
     )
-    pairs: Annotated[list[Paired], Before(as_list)] = Field(default=[], max_length=100)
+    pairs: Annotated[list[Paired], Before(expand_pairs)] = Field(default=[], max_length=100)
     n: int = Field(ge=2, le=100_000)
     orders: int = Field(ge=1, le=1000)
     threshold: float = Field(default=0.9, gt=0, le=1)
@@ -64,27 +75,44 @@ class CircuitsSpec(Spec):
 
     @classmethod
     def filled(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The size's settings where none are given; without models, those of the pairs."""
+        """The size's settings where none are given; without models, those of the pairs: here the
+        dense ones, to which the others come when the pairs are known."""
         full = {"tasks": TASKS_OF_THE_PAPER, **super().filled(given)}
         pairs = as_list(given.get("pairs"))
         if isinstance(pairs, list) and pairs and not given.get("models"):
             with contextlib.suppress(ValueError):  # said again, with its line, when it is checked
-                named = [name for pair in pairs for name in _split(pair)]
-                full["models"] = list(dict.fromkeys(map(str, named)))
+                dense = [split_pair(pair)[0] for pair in pairs]
+                full["models"] = list(dict.fromkeys(map(str, dense)))
         return full
 
     @model_validator(mode="after")
     def _fits(self) -> CircuitsSpec:
-        paired = dict.fromkeys([*self.models, *(name for pair in self.pairs for name in pair)])
-        object.__setattr__(self, "models", list(paired))  # the models of pairs are models too
-        if self.steps > 1 and "attribute" not in self.methods:
+        paired = [name for family in families(self.pairs) for name in family.models]
+        # The models of pairs are models too.
+        object.__setattr__(self, "models", list(dict.fromkeys([*self.models, *paired])))
+        if self.steps > 1 and "attribute" not in self._ways:
             raise ValueError("steps are of attribute, which is not among the methods")
+        said_twice = [method for method in self.methods if method != way_of(method)]
+        if self.per_prompt and said_twice:
+            raise ValueError(
+                f"{said_twice[0]} is for each prompt by itself, and so is every method with "
+                "per_prompt; give one of them"
+            )
         for task in self.tasks:
             self._require_examples(task)
-        for dense, sparse in self.pairs:
-            if dense == sparse:
-                raise ValueError(f"a pair is of two models, and {dense} is there twice")
+        for pair in self.pairs:
+            twice = [name for number, name in enumerate(pair) if name in pair[:number]]
+            if twice:
+                raise ValueError(f"a pair is of different models, and {twice[0]} is there twice")
         return self
+
+    @property
+    def _ways(self) -> set[str]:
+        return {way_of(method) for method in self.methods}
+
+    def is_per_prompt(self, method: str) -> bool:
+        """Whether a method ranks for each prompt by itself, and is tested on it: in-sample."""
+        return self.per_prompt or method != way_of(method)
 
     def _require_examples(self, task: str) -> None:
         """What can be said of a file without a tokenizer."""
@@ -92,7 +120,7 @@ class CircuitsSpec(Spec):
         from headlab.tasks import takes_data
         from headlab.tasks.jsonl import read_examples
 
-        paired = self.reference == "counterfactual" or "patch" in self.methods
+        paired = self.reference == "counterfactual" or "patch" in self._ways
         if not Path(task).is_file():
             if paired and Path(task).suffix != ".jsonl" and takes_data(task):
                 raise ValueError(
@@ -129,5 +157,5 @@ class CircuitsSpec(Spec):
         ]
 
     def _settings_of(self, method: str) -> dict[str, Any]:
-        settings = self.settings()
-        return settings if method == "attribute" else {**settings, "steps": 1}
+        settings = {**self.settings(), "per_prompt": self.is_per_prompt(method)}
+        return settings if way_of(method) == "attribute" else {**settings, "steps": 1}
