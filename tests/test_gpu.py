@@ -7,9 +7,11 @@ import copy
 import pytest
 import torch
 from tiny import ARCHITECTURES, random_ids, tiny, tiny_tokenizer
+from training import steps, trainer
 
 from headlab import Example, Gates, Head, Model, counterfactual_reference, measure
 from headlab.proofs import check
+from headlab.sparse import edges_kept, gate_attention
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
@@ -59,3 +61,43 @@ def test_the_engine_on_a_gpu_gives_the_cpus_table(name, reference):
         tables.append(scored.values)
     assert (tables[0] - tables[2]).abs().max() < 1e-4
     assert (tables[1] - tables[3]).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen2", "olmo"])
+def test_sparse_attention_on_a_gpu_gives_the_cpus_numbers(name, dtype):
+    found = []
+    for device in ("cpu", "cuda"):
+        model = Model(copy.deepcopy(tiny(name, dtype)).to(device), tiny_tokenizer(), name=name)
+        bias = torch.linspace(-1, 1, model.n_layers * model.n_heads)
+        gate_attention(model.hf, model.seam, name, bias.reshape(model.n_layers, model.n_heads))
+        assert check(model).passed
+        found.append((model(random_ids(2, 9)).cpu(), edges_kept(model, list(random_ids(2, 9)))))
+    (logits, edges), (other, others) = found
+    if dtype == torch.float32:
+        assert (logits - other).abs().max() < 1e-4
+        assert (edges - others).abs().max() < 1e-6
+    else:  # an edge at the threshold may open or close with a rounding before it
+        assert (edges - others).abs().mean() < 0.05
+
+
+@pytest.mark.parametrize("narrow", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_sparse_training_on_a_gpu_closes_edges(narrow):
+    trained = trainer(
+        load=lambda: Model(copy.deepcopy(tiny("llama")).cuda(), tiny_tokenizer(), name="llama"),
+        dtype=narrow,
+        steps=40,
+        beta=30.0,
+        bound=50.0,
+        gate_rate=0.2,
+    )
+    steps(trained, 20)
+    kept = {name: each.clone() for name, each in trained.tensors().items()}
+    state = copy.deepcopy(trained.state)
+    steps(trained, 20)
+    edges = [row["edges"] for row in trained.state.log]
+    assert edges[-1] < 0.5 * edges[0]
+    trained.restore(kept, state)
+    steps(trained, 20)
+    again = [row["edges"] for row in trained.state.log]
+    assert edges == pytest.approx(again, abs=1e-3)

@@ -5,42 +5,20 @@ from __future__ import annotations
 import copy
 import gzip
 import json
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from tiny import VOCABULARY, random_ids, tiny, tiny_tokenizer
+from tiny import random_ids, tiny_tokenizer
+from training import corpus, loader, steps, trainer
 
-from headlab import Model
 from headlab.errors import HeadlabError
 from headlab.sparse.adapting import merged_weights
-from headlab.sparse.corpus import Corpus, cut, make_corpus, read_texts
+from headlab.sparse.corpus import cut, make_corpus, read_texts
 from headlab.sparse.objective import distilled
 from headlab.sparse.settings import Settings, make_settings
-from headlab.sparse.training import Trainer
-
-QUICK = {"steps": 6, "batch": 4, "context": 8, "warmup": 2, "start": 1.0, "levels": (50.0,)}
-
-
-def corpus(n: int = 40, context: int = 8) -> Corpus:
-    """Text with a pattern that can be learned: each token follows from the one before."""
-    random = np.random.default_rng(0)
-    ids = np.zeros(n * context, np.int32)
-    for place in range(1, len(ids)):
-        ids[place] = (ids[place - 1] * 5 + 7 + random.integers(2)) % (VOCABULARY - 3) + 3
-    return cut(ids, context)
-
-
-def loader(name: str = "llama", dtype: torch.dtype = torch.float64) -> Callable[[], Model]:
-    return lambda: Model(copy.deepcopy(tiny(name)).to(dtype), tiny_tokenizer(), name=name)
-
-
-def trainer(twin: bool = False, name: str = "llama", **given: object) -> Trainer:
-    return Trainer(loader(name), corpus(), make_settings(**{**QUICK, **given}), twin)
-
 
 # --- the loss ---
 
@@ -210,11 +188,6 @@ def test_too_little_text_is_one_sentence() -> None:
 
 
 # --- steps ---
-
-
-def steps(one: Trainer, n: int) -> None:
-    for _ in range(n):
-        one.step()
 
 
 def test_a_step_follows_the_objective_and_the_penalty() -> None:
