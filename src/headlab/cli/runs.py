@@ -147,5 +147,20 @@ def compare(
         table.add_row(*(escape(value) for value in row.values()))
     print_table(table)
     for name, (mine, theirs) in differ.items():
-        told = escape(f"{name}: {mine} in the first, {theirs} in the second")
-        out.print(told, highlight=False, soft_wrap=True)
+        told = f"{name}: {_in_words(mine)} in the first, {_in_words(theirs)} in the second"
+        out.print(escape(told), highlight=False, soft_wrap=True)
+
+
+def _in_words(value: Any) -> str:
+    """A setting as a user would write it.
+
+    >>> _in_words([{"name": "mless", "count": 55}, "none"]), _in_words([["a", "b"]]), _in_words([])
+    ('mless, none', 'a:b', 'none')
+    """
+    if isinstance(value, dict):
+        return str(value.get("name", value))
+    if isinstance(value, list) and value and all(isinstance(each, list) for each in value):
+        return ", ".join(":".join(map(str, each)) for each in value)  # pairs
+    if value is None or value == []:
+        return "none"
+    return ", ".join(map(_in_words, value)) if isinstance(value, list) else str(value)
