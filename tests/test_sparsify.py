@@ -270,13 +270,22 @@ def test_adapters_give_a_plain_folder(lab: Path, tmp_path: Path) -> None:
         (["--attn", "eager"], "leave --attn out"),
         (["--device-map", "auto"], "leave --device-map out"),
         (["--dtype", "float8"], "dtype is one of"),
-        (["--context", "100000"], "two contexts of 100000"),
+        (["--dtype", "bfloat16"], "on a CPU all weights are trained in float32"),
+        (["--dtype", "float16"], "too little room"),
+        (["--context", "1000"], "positions for 64 tokens"),
+        (["--context", "64", "--data", "short.txt"], "two contexts of 64"),
+        (["--watch", "ioy"], "did you mean 'ioi'"),
     ],
 )
 def test_wrong_input_is_one_sentence_and_leaves_nothing(
-    lab: Path, tmp_path: Path, more: list[str], says: str
+    lab: Path, tmp_path: Path, more: list[str], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert says in error_of(run(*arguments(lab, tmp_path / "o", "-q"), *more))
+    (tmp_path / "short.txt").write_text("the cat")
+    monkeypatch.chdir(tmp_path)
+    given = arguments(lab, tmp_path / "o", "-q")
+    if more[-2] == "--data":  # it can be given again, which adds to it
+        del given[2:4]
+    assert says in error_of(run(*given, *more))
     assert not (tmp_path / "o").exists()
 
 

@@ -125,7 +125,7 @@ def sparsify(
         twin=twin,
         texts=texts or [],
         tasks=[] if watch == "none" else [name for name in watch.split(",") if name],
-        dtype=_products(loading),
+        dtype=_products(loading, full=lora is None),
         every=every,
         keep_every=keep_every,
         told=lambda line: (
@@ -164,7 +164,7 @@ def _require(loading: dict[str, Any]) -> None:
         raise HeadlabError("training runs on one device; leave --device-map out")
 
 
-def _products(loading: dict[str, Any]) -> Any:
+def _products(loading: dict[str, Any], full: bool) -> Any:
     """The dtype of products in training: bfloat16 on a GPU unless another is given."""
     import torch
 
@@ -175,6 +175,10 @@ def _products(loading: dict[str, Any]) -> Any:
     name = loading["dtype"] or ("bfloat16" if on_gpu else "float32")
     if name not in DTYPES:
         raise HeadlabError(f"dtype is one of {', '.join(DTYPES)}, not {name!r}")
+    if name == "float16":
+        raise HeadlabError("float16 has too little room for slopes; train in bfloat16 or float32")
+    if full and not on_gpu and name != "float32":
+        raise HeadlabError(f"on a CPU all weights are trained in float32, not {name}")
     return DTYPES[name]
 
 

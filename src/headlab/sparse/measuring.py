@@ -18,7 +18,7 @@ from headlab.gates import Gates
 from headlab.ranking import measure_for
 from headlab.sparse.gating import edges_kept
 from headlab.sparse.objective import distilled
-from headlab.tasks import make_examples
+from headlab.tasks import find_task, make_examples
 
 if TYPE_CHECKING:
     from headlab.examples import Example
@@ -76,6 +76,7 @@ def make_tasks(
     found: dict[str, tuple[list[Example], str]] = {}
     told = []
     for name in names:
+        find_task(name)  # one that is not there is an error
         try:
             examples = make_examples(model, name, n, seed)
             label = Path(name).stem if Path(name).is_file() else name

@@ -82,6 +82,11 @@ class _Work:
         model = order.load()
         if model.tokenizer is None:
             raise HeadlabError(f"{model.name} has no tokenizer, and text is trained on")
+        if model.max_length is not None and settings.context > model.max_length:
+            raise HeadlabError(
+                f"{model.name} has positions for {model.max_length} tokens, fewer than a context "
+                f"of {settings.context}"
+            )
         self.key = {
             "model": fingerprint(model),
             "settings": settings.as_dict(),
