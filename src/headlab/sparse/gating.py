@@ -163,19 +163,38 @@ def edges_kept(model: Model, prompts: Any) -> Tensor:
     gating = model.sparse
     if gating is None:
         raise HeadlabError(f"{model.name} is dense: all its edges are open")
-    is_open = torch.zeros(model.n_layers, model.n_heads, dtype=torch.float64)
-    allowed = torch.zeros(model.n_layers, dtype=torch.float64)
+    sums = []
     for first in range(0, len(prompts), 32):
         tokens = model.tokens(prompts[first : first + 32])
         with gating.watched() as found:
             model.observe(tokens, lambda *_: None)
-        for layer, blocks in enumerate(found):
-            for block in blocks:
-                last = block.first + block.open.shape[2]
-                real = tokens.mask[:, None, block.first : last].to(block.open.device)
-                is_open[layer] += (block.open * real).sum((0, 2)).cpu()
-                allowed[layer] += float((block.allowed * real).sum())
+        sums.append(count_edges(found, tokens.mask))
+    return share_open(sums)
+
+
+def share_open(counts: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """Of counts by `count_edges`, [layer, head]."""
+    is_open, allowed = (torch.stack(each).sum(0) for each in zip(*counts, strict=True))
     return is_open / allowed[:, None]
+
+
+def count_edges(found: list[list[Edges]], real: Tensor) -> tuple[Tensor, Tensor]:
+    """Edges that are open, [layer, head], and that could be, [layer], of watched passes; `real` is
+    True at tokens that are no pads, [row, position]."""
+    is_open, allowed = [], []
+    for blocks in found:
+        own = [real[:, None, each.first : each.first + each.open.shape[2]] for each in blocks]
+        parts = [
+            (
+                (each.open * mask.to(each.open.device)).sum((0, 2)).double().cpu(),
+                (each.allowed * mask.to(each.open.device)).sum().double().cpu(),
+            )
+            for each, mask in zip(blocks, own, strict=True)
+        ]
+        one, other = zip(*parts, strict=True)
+        is_open.append(torch.stack(one).sum(0))
+        allowed.append(torch.stack(other).sum())
+    return torch.stack(is_open), torch.stack(allowed)
 
 
 def _device(module: nn.Module) -> torch.device:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,8 @@ from headlab.engine import measure
 from headlab.errors import HeadlabError
 from headlab.gates import Gates
 from headlab.ranking import measure_for
-from headlab.sparse.gating import edges_kept
+from headlab.sparse.attention import Edges
+from headlab.sparse.gating import count_edges, share_open
 from headlab.sparse.objective import distilled
 from headlab.tasks import find_task, make_examples
 
@@ -37,14 +39,13 @@ class Yardstick:
     @torch.no_grad()
     def read(self, model: Model, dense_logits: Callable[[Tensor], Tensor]) -> dict[str, Any]:
         """The share of open edges, KL and loss on the texts, and the mean measure of the tasks."""
-        first = next(iter(self.texts.values()))
-        found: dict[str, Any] = {"edges": 1.0}
+        (first, held), *others = self.texts.items()
+        kl, loss, edges = _on_text(model, held, dense_logits)
+        found: dict[str, Any] = {"edges": float(edges.mean()), "kl": kl, f"loss {first}": loss}
         if model.sparse is not None:
-            shares = edges_kept(model, list(torch.from_numpy(first).long()))
-            found = {"edges": float(shares.mean()), "map": shares.tolist()}
-        found["kl"], _ = _on_text(model, dense_logits, first)
-        for name, contexts in self.texts.items():
-            _, found[f"loss {name}"] = _on_text(model, None, contexts)
+            found["map"] = edges.tolist()
+        for name, contexts in others:
+            _, found[f"loss {name}"], _ = _on_text(model, contexts)
         ones = Gates.ones(model)
         for name, (examples, by) in self.tasks.items():
             found[name] = float(measure(model, examples, ones, by, restart=False).values.mean())
@@ -52,21 +53,33 @@ class Yardstick:
 
 
 def _on_text(
-    model: Model, dense_logits: Callable[[Tensor], Tensor] | None, contexts: np.ndarray
-) -> tuple[float, float]:
-    """Nats a token: from the dense model, if one is given, and of the text."""
-    sums = np.zeros(2)
+    model: Model,
+    contexts: np.ndarray,
+    dense_logits: Callable[[Tensor], Tensor] | None = None,
+) -> tuple[float, float, Tensor]:
+    """Nats a token: from the dense model, if one is given, and of the text; the share of edges
+    that are open, [layer, head]."""
+    kl = loss = 0.0
+    counts = []
+    gating = model.sparse
     ids = torch.from_numpy(contexts).long().to(model.device)
     for first in range(0, len(ids), _ROWS):
         part = ids[first : first + _ROWS]
-        logits = model.hf(input_ids=part, use_cache=False).logits[:, :-1].flatten(0, 1)
+        watching: AbstractContextManager[list[list[Edges]]] = (
+            nullcontext([]) if gating is None else gating.watched()
+        )
+        with watching as edges:
+            logits = model.hf(input_ids=part, use_cache=False).logits[:, :-1].flatten(0, 1)
+        if gating is not None:
+            counts.append(count_edges(edges, torch.ones_like(part, dtype=torch.bool)))
         dense = logits
         if dense_logits is not None:
             dense = dense_logits(part)[:, :-1].flatten(0, 1)
         losses = distilled(logits, dense, part[:, 1:].flatten(), 1.0, 0.0)
-        sums += [float(losses.kl), float(losses.loss)]
-    kl, loss = sums / ids[:, 1:].numel()
-    return float(kl), float(loss)
+        kl, loss = kl + float(losses.kl), loss + float(losses.loss)
+    places = ids[:, 1:].numel()
+    shares = share_open(counts) if counts else torch.ones(model.n_layers, model.n_heads)
+    return kl / places, loss / places, shares
 
 
 def make_tasks(
