@@ -193,7 +193,7 @@ def layouts(state: dict[str, torch.Tensor]) -> dict[str, Layout]:
 
 
 @pytest.mark.parametrize("layout", ["bare", "nanogpt", "state_dict", "compiled", "both"])
-@pytest.mark.parametrize("name", ["attn.gate_bias", "attn.b", "sparse.threshold"])
+@pytest.mark.parametrize("name", ["attn.gate_bias", "attn.b", "sparse.b"])
 def test_gates_are_found_in_every_layout(tmp_path, layout, name):
     model = NanoGPT()
     state = model.state_dict()
@@ -514,7 +514,9 @@ def test_gates_that_cannot_be_told_ask_for_a_number(tmp_path):
     assert "or --dense to convert it without gates" in said()
     every = {f"{layer}.attn.gate": four for layer in range(LAYERS)}
     assert "it has transformer.h.0.attn.gate [4]" in said(**{"0.attn.gate": four})
-    assert "--bias X" in said(**every, **{"1.attn.threshold": one}), "two in a layer"
+    assert "--bias X" in said(**every, **{"1.attn.sparse": one}), "two in a layer"
+    thresholds = {f"{layer}.attn.gate_threshold": four for layer in range(LAYERS)}
+    assert "--bias X" in said(**thresholds), "of unknown sign"
     assert "--bias X" in said(**{**every, "1.attn.gate": torch.zeros(3)}), "a wrong size"
     assert "--bias X" in said(**{f"{layer}.mlp.gate": four for layer in range(LAYERS)})
     names = {0: "gate", 1: "gate", 2: "sparse"}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from tiny import random_ids, tiny, tiny_tokenizer
 from torch import Tensor
 
@@ -276,6 +277,23 @@ def test_text_with_a_cache_is_as_without(name: str) -> None:
         assert own.ids == ids[len(prompt) : len(prompt) + length].tolist()
 
 
+@pytest.mark.parametrize("name", [*NAMED, "mistral", "gemma3"])
+def test_a_cache_of_fixed_size_gives_the_same_text(name: str) -> None:
+    model = sparse(name)
+    ids = random_ids(1, 7)
+    given = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": -1}
+    mask = torch.ones_like(ids)
+    texts = [
+        model.hf.generate(ids, attention_mask=mask, cache_implementation=kind, **given)
+        for kind in ("dynamic", "static")
+    ]
+    assert torch.equal(*texts)
+    cache = transformers.StaticCache(config=model.hf.config, max_cache_len=20)
+    with torch.no_grad():
+        logits = model.hf(ids, past_key_values=cache, use_cache=True).logits
+    assert torch.allclose(logits, model(ids), atol=1e-11)
+
+
 def test_engine_and_ranking_work_on_it_exactly() -> None:
     model = sparse("llama")
     headlab.check(model)
@@ -288,6 +306,15 @@ def test_engine_and_ranking_work_on_it_exactly() -> None:
                 logits = model(prompt)[0, -1].log_softmax(-1)
                 target = model.tokenizer.encode(" the", add_special_tokens=False)[0]
                 assert table.values[mask, column] == pytest.approx(float(logits[target]), abs=1e-9)
+
+
+def test_the_share_of_open_edges_takes_a_text_too() -> None:
+    model = sparse("llama")
+    assert torch.equal(edges_kept(model, "the cat sat"), edges_kept(model, ["the cat sat"]))
+    with pytest.raises(HeadlabError, match="no prompts"):
+        edges_kept(model, [])
+    with pytest.raises(HeadlabError, match="is dense"):
+        edges_kept(Model(tiny("llama"), tiny_tokenizer(), name="plain"), ["the cat"])
 
 
 def test_the_share_of_open_edges_knows_padding() -> None:
@@ -386,8 +413,6 @@ def test_saved_gates_that_are_gone_or_newer_are_one_sentence(saved: tuple[Path, 
     folder, _ = saved
     with pytest.raises(HeadlabError, match="no other can stand for it"):
         headlab.load(folder, attn_implementation="eager")
-    import transformers
-
     plain_model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     with pytest.raises(HeadlabError, match="loaded as dense"):
         headlab.load(plain_model)
@@ -402,6 +427,14 @@ def test_saved_gates_that_are_gone_or_newer_are_one_sentence(saved: tuple[Path, 
     (folder / "headlab_sparse.safetensors").unlink()
     with pytest.raises(HeadlabError, match="cannot be read"):
         headlab.load(folder)
+
+
+def test_a_sparse_model_saved_as_dense_is_dense(saved: tuple[Path, Model], tmp_path: Path) -> None:
+    folder, _ = saved
+    again = headlab.load(folder)
+    save_model(tmp_path / "dense", again.hf, again.tokenizer, "")
+    assert again.hf.config.headlab_sparse["level"] == 30
+    assert headlab.load(tmp_path / "dense").sparse is None
 
 
 def test_other_gates_are_another_model(saved: tuple[Path, Model], tmp_path: Path) -> None:

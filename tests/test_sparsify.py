@@ -18,8 +18,10 @@ from commands import error_of, run
 from tiny import save_tiny
 
 import headlab
+from headlab.errors import HeadlabError
 from headlab.sparse import edges_kept
-from headlab.sparse.training import Trainer
+from headlab.sparse.keeping import alone
+from headlab.sparse.training import Trainer, Unsound
 
 WORDS = ["the", "cat", "sat", "on", "mary", "john", "an", "apple"]
 
@@ -229,9 +231,7 @@ def test_interrupted_it_says_how_to_go_on(lab: Path, made: Path, tmp_path: Path)
 
 
 def test_a_loss_that_is_no_number_leaves_the_last_good_model(lab: Path, tmp_path: Path) -> None:
-    from headlab.errors import HeadlabError
-
-    broken = HeadlabError("the loss is not a number at step 21")
+    broken = Unsound("the loss is not a number at step 21")
     told = error_of(break_at(lab, tmp_path / "o", 20, broken))
     step = int(told.split("the model of step ")[1].split()[0])
     assert 14 <= step <= 20  # of the last state: every 7 steps, and at levels
@@ -240,8 +240,85 @@ def test_a_loss_that_is_no_number_leaves_the_last_good_model(lab: Path, tmp_path
     assert model.sparse is not None
     assert bool(model("the cat").isfinite().all())
     assert not (tmp_path / "o/sparsify.json").exists()
+    assert len(pd.read_parquet(tmp_path / "o/log.parquet")) == 20  # what tells why
+    assert (tmp_path / "o/figures/training.png").is_file()
     none = error_of(break_at(lab, tmp_path / "p", 0, broken))
-    assert "no state was kept yet" in none
+    assert "no state that is good was kept yet" in none
+
+
+def test_a_state_that_had_run_away_already_is_not_good(lab: Path, tmp_path: Path) -> None:
+    out = tmp_path / "o"
+    wild = {"rate": "3", "keep_every": "3", "warmup": "0", "levels": "0.001"}
+    told = error_of(run(*arguments(lab, out, "-q", **wild)))
+    assert "runs away" in told or "not a number" in told
+    assert "no state that is good was kept yet" in told
+    assert not (out / "last-good").exists()
+    assert len(pd.read_parquet(out / "log.parquet")) >= 5
+
+
+def test_of_a_twin_the_last_good_model_is_dense(lab: Path, tmp_path: Path) -> None:
+    whole = Trainer.step
+
+    def stop(self: Trainer):
+        if self.gating is None and self.state.step == 10:
+            raise Unsound("the loss is not a number at step 11")
+        return whole(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "step", stop)
+        told = error_of(run(*arguments(lab, tmp_path / "o", "-q", "--twin")))
+    assert "the model of step 7" in told
+    assert headlab.load(tmp_path / "o/last-good").sparse is None
+    card = (tmp_path / "o/last-good/README.md").read_text()
+    assert "dense twin" in card
+    assert "sparse-attention" not in card
+    assert run(*arguments(lab, tmp_path / "o", "-q", "--twin")).exit_code == 0  # it goes on
+
+
+def test_other_errors_leave_the_state_to_go_on_from(lab: Path, made: Path, tmp_path: Path) -> None:
+    full = HeadlabError("m does not fit into memory")
+    assert error_of(break_at(lab, tmp_path / "o", 20, full)).endswith("does not fit into memory")
+    assert not (tmp_path / "o/last-good").exists()
+    assert run(*arguments(lab, tmp_path / "o", "-q")).exit_code == 0
+    again, whole = (pd.read_parquet(folder / "log.parquet") for folder in (tmp_path / "o", made))
+    assert (again - whole).abs().max().max() <= 1e-6
+
+
+def test_killed_while_the_first_level_is_saved_it_goes_on(
+    lab: Path, made: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "o"
+    code = (
+        "import os, sys\n"
+        "from transformers import PreTrainedModel\n"
+        "PreTrainedModel.save_pretrained = lambda *_, **__: os._exit(9)\n"
+        "from headlab.__main__ import main\n"
+        "sys.argv = ['headlab', *sys.argv[1:]]\n"
+        "main()\n"
+    )
+    asked = arguments(lab, out, "-q", keep_every="1000")
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run([sys.executable, "-c", code, *asked], env=env, capture_output=True)
+    assert ended.returncode == 9, ended.stderr
+    assert (out / ".level-60-part").is_dir()
+    assert run(*asked).exit_code == 0
+    assert not list(out.rglob(".*"))
+    again, whole = (pd.read_parquet(folder / "log.parquet") for folder in (out, made))
+    assert (again - whole).abs().max().max() <= 1e-6
+
+
+def test_two_processes_do_not_train_in_one_folder(lab: Path, tmp_path: Path) -> None:
+    break_at(lab, tmp_path / "o", 20)
+    with alone(tmp_path / "o/state"):
+        told = error_of(run(*arguments(lab, tmp_path / "o", "-q")))
+    assert "another process is training in" in told
+
+
+def test_a_sparse_model_is_not_made_sparse_again(lab: Path, made: Path, tmp_path: Path) -> None:
+    data = ["--data", str(lab / "text.txt"), "--out", str(tmp_path / "o"), "-q"]
+    told = error_of(run("sparsify", str(made / "level-60"), *data))
+    assert "is sparse already; give the dense model it came from" in told
+    assert not (tmp_path / "o").exists()
 
 
 def test_adapters_give_a_plain_folder(lab: Path, tmp_path: Path) -> None:
@@ -312,7 +389,8 @@ def test_a_full_disk_leaves_no_half_model(
     monkeypatch.setattr("headlab.sparse.keeping.safetensors.torch.save_file", full)
     told = error_of(run(*arguments(lab, tmp_path / "o", "-q")))
     assert "No space left on device" in told
-    assert [path for path in (tmp_path / "o").rglob("*") if path.is_file()] == []
+    files = [path.name for path in (tmp_path / "o").rglob("*") if path.is_file()]
+    assert files == [".lock"]
     monkeypatch.undo()
     shutil.rmtree(tmp_path / "o", ignore_errors=True)
 

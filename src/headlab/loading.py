@@ -105,7 +105,11 @@ def load(
         loaded = Model(hf, tokenizer or text, name=source.label, bos=bos)
         loaded.notes += notes
         if sparse is not None:
-            bias = read_gates(source.location, source.label, sparse, options)
+            exact = {
+                **options,
+                "revision": getattr(config, "_commit_hash", None) or revision,
+            }  # not a newer one
+            bias = read_gates(source.location, source.label, sparse, exact)
             gate_attention(hf, loaded.seam, source.label, bias)
             loaded.notes.append("sparse attention; plain transformers would load it dense")
     _require_finite_weights(loaded)

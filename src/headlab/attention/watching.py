@@ -186,7 +186,7 @@ class _Watcher(TorchFunctionMode):
         for first, last in self._blocks(query):
             mask = None if attn_mask is None else attn_mask[:, :, first:last]
             s, allowed = logits(query[:, own], key[:, shared], first, last, mask, scale, softcap)
-            weights = s.float().softmax(-1) * opened(s, allowed, bias[own])
+            weights = s.float().softmax(-1) * opened(s, allowed, bias.to(own.device)[own])
             missing = self.positions - weights.shape[-1]  # keys after the last query
             weights, allowed = (pad(each, (0, missing)) for each in (weights, allowed))
             self.visit(Block(self.layer, first, weights, allowed))

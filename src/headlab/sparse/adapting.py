@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from headlab.errors import HeadlabError
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def with_adapters(hf: PreTrainedModel, rank: int) -> Any:
-    """The model with an adapter in every linear layer but the last, of float32."""
+    """The model with an adapter in every linear layer but the vocabulary's, of float32."""
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:
@@ -25,7 +25,11 @@ def with_adapters(hf: PreTrainedModel, rank: int) -> Any:
     config = LoraConfig(
         r=rank,
         lora_alpha=rank,
-        target_modules="all-linear",
+        target_modules=[
+            name
+            for name, module in hf.named_modules()
+            if isinstance(module, (nn.Linear, Conv1D)) and module is not hf.get_output_embeddings()
+        ],
         lora_dropout=0.0,
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in hf.modules()),
         task_type="CAUSAL_LM",

@@ -29,6 +29,9 @@ did without sparsity.
 _WORTH = """Edges: share of the causal edges open on held-out text. Losses and distance (KL from the
 dense model) are nats a token, with hard gates; tasks by their own measure, with all heads."""
 
+_ADAPTED = """ Measured with the adapters beside the weights; the weights saved here have them added
+in, rounded to their dtype."""
+
 
 def write_card(
     folder: str,
@@ -36,9 +39,10 @@ def write_card(
     settings: Mapping[str, Any],
     data: list[str],
     rows: Mapping[str, Mapping[str, Any]],
+    is_sparse: bool = True,
 ) -> str:
     """Markdown. `rows` are what models are worth: the dense one, and the one in the folder."""
-    base = Path(base).name if Path(base).is_absolute() else base
+    base = Path(base).name if Path(base).expanduser().exists() else base
     names = [name for name in ("dense", folder) if name in rows]
     shown = [key for key in rows[names[-1]] if key not in ("map", "step", "name")]
     table = ["| | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
@@ -49,9 +53,10 @@ def write_card(
         for key in shown
     ]
     asked = "\n".join(f"- {name}: {value}" for name, value in settings.items())
-    sources = ", ".join(Path(each).name for each in data)
-    about = _TWIN if folder == "twin" else _SPARSE.format(folder=folder)
-    tags = ["headlab"] if folder == "twin" else ["headlab", "sparse-attention"]
+    sources = ", ".join(Path(each).name if Path(each).is_file() else each for each in data)
+    about = _SPARSE.format(folder=folder) if is_sparse else _TWIN
+    tags = ["headlab", "sparse-attention"] if is_sparse else ["headlab"]
+    worth = _WORTH + (_ADAPTED if settings.get("lora") else "")
     return f"""---
 tags: [{", ".join(tags)}]
 ---
@@ -66,7 +71,7 @@ Its licence is that of {base}.
 
 {chr(10).join(table)}
 
-{_WORTH}
+{worth}
 
 ## How it was trained
 

@@ -35,7 +35,7 @@ _PADDED = {50304: 50257}  # GPT-2's vocabulary, which nanoGPT pads to a multiple
 _PADDING = 128  # rows that padding can add; more is another vocabulary
 _HEAD_WIDTH = 64  # of every GPT-2
 _END_OF_TEXT = 50256
-_GATE_WORDS = ("gate", "sparse", "threshold", "attn.b")
+_GATE_WORDS = ("gate", "sparse", "attn.b")
 _LISTED = 6  # names in one sentence
 
 
@@ -179,6 +179,7 @@ def _gate_keys(rest: dict[str, Tensor], layers: int, heads: int) -> tuple[str, .
 
 def _is_gate(name: str, tensor: Tensor, heads: int) -> bool:
     named = any(word in name.lower() for word in _GATE_WORDS) and not name.startswith("mlp.")
+    named = named and "threshold" not in name.lower()  # that would be -b: the user is asked
     return named and tensor.numel() in (1, heads) and tensor.is_floating_point()
 
 

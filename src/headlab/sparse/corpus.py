@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -61,11 +62,21 @@ def make_corpus(
     tokenizer: PreTrainedTokenizerBase,
     context: int,
     told: Callable[[str], None] = lambda _: None,
+    needed: int = _MOST,
 ) -> Corpus:
-    """Contexts of these texts; after each stands EOS, if the tokenizer has one."""
-    parts = [ids for source in sources for ids in _tokens(source, tokenizer, told)]
-    ids = np.concatenate(parts)[:_MOST] if parts else np.zeros(0, np.int32)
-    return cut(ids, context)
+    """Contexts of these texts; after each stands EOS, if the tokenizer has one.
+
+    Files are read whole, of the hub no more than is `needed` (tokens); sources share the room.
+    """
+    sources = list(sources)
+    room = _MOST // max(1, len(sources))
+    parts = []
+    for source in sources:
+        most = min(room, max(needed, 1000 * context)) if _is_hub(source) else room
+        found = _tokens(source, tokenizer, most)
+        told(f"{Path(source).name}: {count(len(found), 'token')}")
+        parts.append(found)
+    return cut(np.concatenate(parts) if parts else np.zeros(0, np.int32), context)
 
 
 def cut(ids: np.ndarray, context: int) -> Corpus:
@@ -82,21 +93,22 @@ def cut(ids: np.ndarray, context: int) -> Corpus:
     return Corpus(contexts, held, np.setdiff1d(np.arange(n), held))
 
 
-def _tokens(
-    source: str, tokenizer: PreTrainedTokenizerBase, told: Callable[[str], None]
-) -> Iterator[np.ndarray]:
+def _tokens(source: str, tokenizer: PreTrainedTokenizerBase, most: int) -> np.ndarray:
     """Of one source, chunk by chunk."""
     # A .txt file is one text, whose pieces follow each other.
     end = [] if tokenizer.eos_token_id is None or _is_one(source) else [tokenizer.eos_token_id]
-    read = 0
+    parts: list[np.ndarray] = []
     for texts in _chunks(read_texts(source)):
         ids = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
         flat = np.fromiter(itertools.chain.from_iterable([*one, *end] for one in ids), np.int32)
-        read += len(flat)
-        yield flat
-        if read >= _MOST:
+        parts.append(flat)
+        if sum(map(len, parts)) >= most:
             break
-    told(f"{Path(source).name}: {count(read, 'token')}")
+    return np.concatenate(parts)[:most]
+
+
+def _is_hub(source: str) -> bool:
+    return source == "hub" or source.startswith("hub:")
 
 
 def _is_one(source: str) -> bool:
@@ -119,7 +131,7 @@ def _chunks(texts: Iterator[str]) -> Iterator[list[str]]:
 def read_texts(source: str) -> Iterator[str]:
     """Texts of a file (.txt, .jsonl with a text in each line; .gz of either) or of the hub
     (hub, hub:NAME or hub:NAME:CONFIG). A .txt file is one text, in pieces of many lines."""
-    if source == "hub" or source.startswith("hub:"):
+    if _is_hub(source):
         yield from _from_hub(source.partition(":")[2] or HUB)
         return
     path = Path(source).expanduser()
@@ -165,7 +177,7 @@ def _opened(path: Path) -> Iterator[IO[str]]:
     try:
         with opener(path, "rt", encoding="utf-8") as file:
             yield file
-    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError) as error:
+    except (UnicodeDecodeError, gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise HeadlabError(f"{path.name} cannot be read as text: {error}") from None
 
 

@@ -45,6 +45,7 @@ def save_model(
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     config = hf.config
+    before = config.__dict__.pop(NAME, None)  # of a model that was sparse when it was loaded
     try:
         if bias is not None:
             told = {"version": VERSION, "rule": _RULE, "bias": GATES_FILE, **(about or {})}
@@ -55,13 +56,15 @@ def save_model(
         if tokenizer is not None:
             tokenizer.save_pretrained(part)
         (part / "README.md").write_text(card, encoding="utf-8")
-        for path in part.iterdir():
-            path.chmod(0o644)  # some writers make files for their owner alone
+        for path in part.rglob("*"):
+            if path.is_file():
+                path.chmod(0o644)  # some writers make files for their owner alone
         shutil.rmtree(folder, ignore_errors=True)
         part.rename(folder)
     finally:
-        if hasattr(config, NAME):
-            delattr(config, NAME)
+        config.__dict__.pop(NAME, None)
+        if before is not None:
+            setattr(config, NAME, before)
         shutil.rmtree(part, ignore_errors=True)
 
 

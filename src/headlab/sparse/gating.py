@@ -163,9 +163,12 @@ def edges_kept(model: Model, prompts: Any) -> Tensor:
     gating = model.sparse
     if gating is None:
         raise HeadlabError(f"{model.name} is dense: all its edges are open")
+    prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+    if not prompts:
+        raise HeadlabError("no prompts were given")
     sums = []
-    for first in range(0, len(prompts), 32):
-        tokens = model.tokens(prompts[first : first + 32])
+    for first in range(0, len(prompts), 8):
+        tokens = model.tokens(prompts[first : first + 8])
         with gating.watched() as found:
             model.observe(tokens, lambda *_: None)
         sums.append(count_edges(found, tokens.mask))
@@ -198,7 +201,9 @@ def count_edges(found: list[list[Edges]], real: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _device(module: nn.Module) -> torch.device:
-    return next(module.parameters()).device
+    """Where a layer's gates are; of weights that come and go with each pass, on the CPU."""
+    found = next(module.parameters()).device
+    return torch.device("cpu") if found.type == "meta" else found
 
 
 def _attend(
@@ -240,5 +245,14 @@ def _attend(
     return output.transpose(1, 2).contiguous(), None
 
 
+def _mask(*args: Any, **named: Any) -> Tensor | None:
+    """What transformers calls for a mask: none only where queries are as many as keys, or one. With
+    an empty cache of fixed size it would leave the mask out too, the keys being the first ones."""
+    queries, keys = named.get("q_length"), named.get("kv_length")
+    if queries != keys and queries != 1:
+        named["allow_is_causal_skip"] = False
+    return sdpa_mask(*args, **named)
+
+
 AttentionInterface.register(NAME, _attend)
-AttentionMaskInterface.register(NAME, sdpa_mask)
+AttentionMaskInterface.register(NAME, _mask)

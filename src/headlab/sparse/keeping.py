@@ -1,14 +1,17 @@
-"""Where training stands, on disk: a folder a state, whole or not there, the newest counts."""
+"""Where training stands, on disk: a folder a state, whole or not there; the last two are kept."""
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import safetensors.torch
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -21,7 +24,7 @@ _KEPT = ("step", "beta", "value", "rows", "measured")
 def keep(
     folder: Path, kind: str, key: dict[str, Any], tensors: dict[str, Tensor], state: State
 ) -> None:
-    """Write the state of a training beside the older one, which then goes."""
+    """Write the state of a training beside the one before it; older ones go."""
     folder.mkdir(parents=True, exist_ok=True)
     name = f"{kind}-{state.step:07d}"
     part = folder / f".{name}"
@@ -37,13 +40,12 @@ def keep(
         part.rename(folder / name)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    for older in _states(folder, kind):
-        if older.name != name:
-            shutil.rmtree(older, ignore_errors=True)
+    for older in _states(folder, kind)[:-2]:
+        shutil.rmtree(older, ignore_errors=True)
 
 
-def kept(folder: Path, kind: str, key: dict[str, Any]) -> tuple[dict[str, Tensor], State] | None:
-    """The newest state of this very training, None where there is none; another's is an error."""
+def kept(folder: Path, kind: str, key: dict[str, Any]) -> Iterator[tuple[dict[str, Tensor], State]]:
+    """The states of this very training, the newest first; another's is an error."""
     for path in reversed(_states(folder, kind)):
         try:
             about = json.loads((path / "state.json").read_text())
@@ -54,10 +56,29 @@ def kept(folder: Path, kind: str, key: dict[str, Any]) -> tuple[dict[str, Tensor
                 )
             log = pd.read_parquet(path / "log.parquet").to_dict("records")
             state = State(**{name: about[name] for name in _KEPT}, log=log)
-            return safetensors.torch.load_file(path / "tensors.safetensors"), state
+            tensors = safetensors.torch.load_file(path / "tensors.safetensors")
         except (OSError, KeyError, TypeError, ValueError, SafetensorError):
             continue  # damaged: an older one may be whole
-    return None
+        yield tensors, state
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Only one process at a time trains in a folder; what a killed one left half-written goes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / ".lock")
+    try:
+        lock.acquire(timeout=1)
+    except Timeout:
+        raise HeadlabError(
+            f"another process is training in {folder.parent}; wait for it, or give another folder"
+        ) from None
+    try:
+        for part in (*folder.glob(".*-[0-9]*"), *folder.parent.glob(".*-part")):
+            shutil.rmtree(part, ignore_errors=True)
+        yield
+    finally:
+        lock.release()
 
 
 def forget(folder: Path) -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from headlab.model import Model
 
 _ROWS = 8  # contexts in a pass
+_TAKEN = ("edges", "kl", "map", "step", "name")  # what rows have beside tasks and losses
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,31 @@ def _on_text(
 ) -> tuple[float, float, Tensor]:
     """Nats a token: from the dense model, if one is given, and of the text; the share of edges
     that are open, [layer, head]."""
+    rows = _ROWS
+    while True:
+        try:
+            return _in_rows(model, contexts, dense_logits, rows)
+        except torch.OutOfMemoryError:
+            if rows == 1:
+                raise HeadlabError(
+                    f"memory does not hold the logits of {contexts.shape[1]} tokens of "
+                    f"{model.name}; take a shorter --context"
+                ) from None
+        rows //= 2
+
+
+def _in_rows(
+    model: Model,
+    contexts: np.ndarray,
+    dense_logits: Callable[[Tensor], Tensor] | None,
+    rows: int,
+) -> tuple[float, float, Tensor]:
     kl = loss = 0.0
     counts = []
     gating = model.sparse
     ids = torch.from_numpy(contexts).long().to(model.device)
-    for first in range(0, len(ids), _ROWS):
-        part = ids[first : first + _ROWS]
+    for first in range(0, len(ids), rows):
+        part = ids[first : first + rows]
         watching: AbstractContextManager[list[list[Edges]]] = (
             nullcontext([]) if gating is None else gating.watched()
         )
@@ -90,9 +110,11 @@ def make_tasks(
     told = []
     for name in names:
         find_task(name)  # one that is not there is an error
+        label = Path(name).stem if Path(name).is_file() else name
+        if label in found or label in _TAKEN:
+            raise HeadlabError(f"two numbers would be called {label}; give the task another name")
         try:
             examples = make_examples(model, name, n, seed)
-            label = Path(name).stem if Path(name).is_file() else name
             found[label] = examples, measure_for(name, examples, None).name
         except HeadlabError as error:
             told.append(f"{name} is not watched: {error}")

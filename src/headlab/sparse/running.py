@@ -18,10 +18,11 @@ from headlab.sparse.adapting import merged_weights
 from headlab.sparse.card import write_card
 from headlab.sparse.corpus import Corpus, make_corpus
 from headlab.sparse.files import save_model
-from headlab.sparse.keeping import forget, keep, kept
+from headlab.sparse.gating import gate_attention, remove_gating
+from headlab.sparse.keeping import alone, forget, keep, kept
 from headlab.sparse.measuring import Yardstick, make_tasks
 from headlab.sparse.settings import Settings
-from headlab.sparse.training import Trainer
+from headlab.sparse.training import RUNAWAY, State, Trainer, Unsound
 from headlab.studies.provenance import file_fingerprint, fingerprint
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class _Work:
         model = order.load()
         if model.tokenizer is None:
             raise HeadlabError(f"{model.name} has no tokenizer, and text is trained on")
+        _require_dense(model)
         if model.max_length is not None and settings.context > model.max_length:
             raise HeadlabError(
                 f"{model.name} has positions for {model.max_length} tokens, fewer than a context "
@@ -98,7 +100,8 @@ class _Work:
         self.found = Sparsified(model.name, order.out, settings, self._known())
         if self._is_done:
             return
-        self.corpus = make_corpus(order.data, model.tokenizer, settings.context, order.told)
+        needed = settings.steps * settings.batch * settings.context * 11 // 10
+        self.corpus = make_corpus(order.data, model.tokenizer, settings.context, order.told, needed)
         self.yardstick = self._make_yardstick(model)
         if "dense" not in self.found.rows:
             dense = self.yardstick.read(model, lambda ids: model.hf(input_ids=ids).logits)
@@ -107,12 +110,15 @@ class _Work:
 
     def run(self) -> Sparsified:
         if not self._is_done:
-            for kind in ("sparse", "twin") if self.order.twin else ("sparse",):
-                last = "final" if kind == "sparse" else "twin"
-                if last in self.found.rows:
-                    self.order.progress(self.settings.steps)
-                else:
-                    self._train(kind, last)
+            with alone(self.states):
+                self.found.rows |= self._known()  # another process may have gone on before
+                for kind in ("sparse", "twin") if self.order.twin else ("sparse",):
+                    last = "final" if kind == "sparse" else "twin"
+                    if last in self.found.rows:
+                        self.order.progress(self.settings.steps)
+                    else:
+                        self._train(kind, last)
+        forget(self.states)
         return self.found
 
     @property
@@ -142,6 +148,8 @@ class _Work:
         assert model.tokenizer is not None
         texts = {"held out": self.corpus.held_out}
         for name in order.texts:
+            if Path(name).name in texts:
+                raise HeadlabError(f"two texts to measure on are called {Path(name).name}")
             texts[Path(name).name] = _spread(make_corpus([name], model.tokenizer, context))
         tasks, told = make_tasks(model, order.tasks, order.examples, self.settings.seed)
         for sentence in told:
@@ -153,7 +161,7 @@ class _Work:
     def _train(self, kind: str, last: str) -> None:
         order, settings = self.order, self.settings
         trainer = Trainer(order.load, self.corpus, settings, kind == "twin", order.dtype)
-        before = kept(self.states, kind, self.key)
+        before = next(kept(self.states, kind, self.key), None)
         if before is not None:
             trainer.restore(*before)
             order.told(f"{kind}: going on after step {trainer.state.step} of {settings.steps}")
@@ -189,10 +197,10 @@ class _Work:
     def _read(self, trainer: Trainer) -> dict[str, Any]:
         return self.yardstick.read(trainer.model, trainer.dense_logits)
 
-    def _save(self, trainer: Trainer, name: str) -> None:
+    def _save(self, trainer: Trainer, name: str, row: dict[str, Any] | None = None) -> None:
         """A model folder with what it is worth."""
         state = trainer.state
-        row = {**self._read(trainer), "step": state.step, "name": name}
+        row = {**(row or self._read(trainer)), "step": state.step, "name": name}
         state.measured.append(row)
         told = _without_map(row)
         hf, bias = trainer.model.hf, None if trainer.gating is None else trainer.gating.bias
@@ -200,48 +208,64 @@ class _Work:
         inner = hf.get_base_model() if hasattr(hf, "get_base_model") else hf
         rows = {"dense": self.found.rows["dense"], name: row}
         settings = self.settings.as_dict()
-        card = write_card(name, self.found.model, settings, list(self.order.data), rows)
+        card = write_card(
+            *(name, self.found.model, settings, list(self.order.data), rows, bias is not None)
+        )
         about = {"measured": told, "settings": settings}
         save_model(
             self.order.out / name, inner, trainer.model.tokenizer, card, bias, about, weights
         )
-        self.order.told(_numbers(name, row, None if name == "twin" else state.beta))
+        self.order.told(_numbers(name, row, None if bias is None else state.beta))
 
     def _finish(self, trainer: Trainer, kind: str) -> None:
-        """The summary, the log and the figure; then the state is not needed any more."""
-        from headlab.sparse.figure import save_training
-
+        """The log, the figure and the summary."""
         out, state, rows = self.order.out, trainer.state, self.found.rows
         rows |= {each["name"]: each for each in state.measured if "name" in each}
+        self._write_log(state, kind)
+        told = {"model": self.found.model, "key": self.key, "rows": rows}
+        write_whole(out / SUMMARY, as_json(told))
+
+    def _write_log(self, state: State, kind: str) -> None:
+        from headlab.sparse.figure import save_training
+
+        out, rows = self.order.out, self.found.rows
         log = out / ("log.parquet" if kind == "sparse" else "log-twin.parquet")
         write_whole(log, pd.DataFrame(state.log).to_parquet(index=False))
         if kind == "sparse":
             dense = {task: rows["dense"][task] for task in self.yardstick.tasks}
             name = Path(self.found.model).name
             save_training(state.log, state.measured, self.settings, dense, name, out / "figures")
-        told = {"model": self.found.model, "key": self.key, "rows": rows}
-        write_whole(out / SUMMARY, as_json(told))
-        forget(self.states)
 
     @contextmanager
     def _sound(self, trainer: Trainer, kind: str) -> Iterator[None]:
-        """Where training fails, the last state on disk becomes a model."""
+        """Where the loss fails, the log is written and the last good state becomes a model."""
         try:
             yield
-        except HeadlabError as error:
-            before = kept(self.states, kind, self.key)
-            if before is None:
-                raise HeadlabError(
-                    f"{error}; no state was kept yet, try a smaller --rate"
-                ) from None
+        except Unsound as error:
+            if trainer.state.log:
+                self._write_log(trainer.state, kind)
             trainer.optimiser.zero_grad(set_to_none=True)
-            trainer.restore(*before)
-            self._save(trainer, "last-good")
-            forget(self.states)
-            raise HeadlabError(
-                f"{error}; the model of step {before[1].step} is in "
-                f"{self.order.out / 'last-good'}, try a smaller --rate in another folder"
-            ) from None
+            step = self._save_good(trainer, kind)
+            told = (
+                "no state that is good was kept yet"
+                if step is None
+                else f"the model of step {step} is in {self.order.out / 'last-good'}"
+            )
+            raise HeadlabError(f"{error}; {told}; try a smaller --rate in another folder") from None
+
+    def _save_good(self, trainer: Trainer, kind: str) -> int | None:
+        """The newest state that is worth something, as a model; its step."""
+        loss = "loss held out"
+        for tensors, state in kept(self.states, kind, self.key):
+            trainer.restore(tensors, state)
+            try:
+                row = self._read(trainer)
+            except HeadlabError:  # NaN
+                continue
+            if row[loss] - self.found.rows["dense"][loss] < RUNAWAY:  # of NaN it is not
+                self._save(trainer, "last-good", row)
+                return state.step
+        return None
 
 
 def _require_own(out: Path) -> None:
@@ -249,6 +273,16 @@ def _require_own(out: Path) -> None:
     own = (out / SUMMARY).is_file() or (out / "state").is_dir()
     if out.is_dir() and any(out.iterdir()) and not own:
         raise HeadlabError(f"{out} is there already and is no training; give another folder")
+
+
+def _require_dense(model: Model) -> None:
+    """Refuse, before anything is written, a model that is sparse or can not be."""
+    if model.sparse is not None:
+        raise HeadlabError(f"{model.name} is sparse already; give the dense model it came from")
+    attention = model.hf.config._attn_implementation
+    shape = model.n_layers, model.n_heads
+    gate_attention(model.hf, model.seam, model.name, torch.zeros(shape))
+    remove_gating(model.hf, model.seam, attention)
 
 
 def _mark(source: str) -> str:

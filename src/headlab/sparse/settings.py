@@ -93,7 +93,8 @@ class Settings:
         """
         room = self.bound - value
         room = room / self.bound if self.constraint == "kl" else room
-        return min(1e10, max(1e-10, beta * math.exp(self.dual * room)))
+        growth = math.exp(min(50.0, max(-50.0, self.dual * room)))
+        return min(1e10, max(1e-10, beta * growth))
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "levels": list(self.levels)}

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from headlab.sparse.corpus import Corpus
     from headlab.sparse.settings import Settings
 
-_RUNAWAY = 3.0  # nats above the dense model's loss, over
+RUNAWAY = 3.0  # nats above the dense model's loss, over
 _RECENT = 20  # steps
 
 
@@ -48,6 +48,10 @@ class State:
     rows: int = 0  # contexts in a pass
     log: list[dict[str, float]] = field(default_factory=list)  # a row a step
     measured: list[dict[str, Any]] = field(default_factory=list)  # what it was worth at some steps
+
+
+class Unsound(HeadlabError):  # noqa: N818, a sentence as all others
+    """The loss is not a number, or runs away."""
 
 
 class Trainer:
@@ -85,7 +89,17 @@ class Trainer:
         ]
         fused = self.model.device.type == "cuda"
         self.optimiser = torch.optim.Adam([g for g in groups if g["params"]], lr=0.0, fused=fused)
+        self._make_moments(fused)
         self.state = State(beta=settings.beta, rows=settings.batch)
+
+    def _make_moments(self, fused: bool) -> None:
+        """Adam's, as it makes them itself at its first step: memory that is short is so at once."""
+        for each in (*self.weights.values(), *self.gates):
+            self.optimiser.state[each] = {
+                "step": torch.zeros((), device=each.device if fused else "cpu"),
+                "exp_avg": torch.zeros_like(each, memory_format=torch.preserve_format),
+                "exp_avg_sq": torch.zeros_like(each, memory_format=torch.preserve_format),
+            }
 
     # --- a step ---
 
@@ -125,11 +139,11 @@ class Trainer:
     def _require_sound(self, row: dict[str, float], norm: float) -> None:
         step = self.state.step + 1
         if not all(math.isfinite(value) for value in (*row.values(), norm)):
-            raise HeadlabError(f"the loss is not a number at step {step}")
+            raise Unsound(f"the loss is not a number at step {step}")
         recent = [*self.state.log[1 - _RECENT :], row]
         above = [each["loss"] - each["dense_loss"] for each in recent]
-        if len(above) == _RECENT and float(np.mean(above)) > _RUNAWAY:
-            raise HeadlabError(
+        if len(above) == _RECENT and float(np.mean(above)) > RUNAWAY:
+            raise Unsound(
                 f"the loss runs away: over {_RECENT} steps before step {step} it was "
                 f"{np.mean(above):.1f} nats above the dense model's"
             )
