@@ -57,12 +57,25 @@ def draw(
             row[0].set_ylabel(_effect(lines))
         for axis in axes[-1]:
             axis.set_xlabel("number of heads kept")
-        axes[0, 0].set_ylim(bottom=min(-0.1, axes[0, 0].get_ylim()[0]))
+        axes[0, 0].set_ylim(*_limits(lines))
         figure.tight_layout()
         marked = bool({number["task"] for number in published} & set(tasks))
         _legend(figure, looks, marked)
         add_caption(figure, _caption(lines, marked))
     return figure
+
+
+def _limits(lines: Sequence[Line]) -> tuple[float, float]:
+    """Room for every line; a band that is wider, of few prompts, is cut off."""
+    drawn = [line for line in lines if not line.finding]
+    values = [float(x) for line in drawn for x in (*line.explained, *line.random.mean(0))]
+    ends = [float(end) for line in drawn for band in line.band for end in band]
+    low, high = min([0.0, *values]), max([1.0, *values])
+    room = 0.5 * (high - low)
+    return (
+        max(low - room, min([low - 0.1, *ends])),
+        min(high + room, max([high + 0.05, *ends])),
+    )
 
 
 @dataclass(frozen=True)
