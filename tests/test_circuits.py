@@ -351,7 +351,8 @@ def unequal(tmp_path) -> Run:
 
 def test_terminal_report_and_csv_tell_the_same_ratio_and_lines(unequal):
     said = unequal.study.findings(unequal)
-    assert "ioi: gpt2 against smollm2: 2.0x as many heads (2.0 to 2.0) for 90 %." in said
+    ratio = "2.00x as many heads (95 % interval 2.00 to 2.00) for 90 % of the effect."
+    assert f"ioi: gpt2 against smollm2: {ratio}" in said
     assert said[1].startswith("ioi, gpt2: 100 of 140 heads (95 % interval 100 to 100)")
     assert "as many random heads explain 71 %" in said[1]
     page = (unequal.folder / "report.html").read_text()
@@ -447,7 +448,7 @@ def test_the_run_leaves_figures_with_their_data(pair):
 def test_the_report_says_what_was_found(pair):
     page = (pair.folder / "report.html").read_text()
     assert "3 of 8 heads" in page
-    assert "1.0x as many heads" in page
+    assert "1.00x as many heads" in page
     assert "With 5 random orders this is a quick look" in page
     before = page
     write_report(pair)

@@ -29,8 +29,9 @@ from headlab.studies.circuits.comparing import compare
 from headlab.studies.circuits.edges import draw_edges
 from headlab.studies.circuits.figure import draw, groups_of
 from headlab.studies.circuits.lines import Line, read_lines
-from headlab.studies.circuits.multipliers import Pairing, compared, lost_ability
+from headlab.studies.circuits.multipliers import Multiplier, Pairing, compared, lost_ability
 from headlab.studies.circuits.pairs import families
+from headlab.studies.circuits.words import _ratio
 from headlab.studies.running import run_study
 from headlab.studies.spec import make_spec, read_spec
 
@@ -311,10 +312,11 @@ def test_the_edge_map_is_of_percent_on_one_logarithmic_scale():
 
 def test_a_run_tells_the_multipliers_and_why_there_is_none(done):
     said = "\n".join(done.study.findings(done))
-    assert "t.jsonl: m against level-30, patch: 1.0x as many heads (1.0 to 1.0) for 90 %." in said
+    ratio = "1.00x as many heads (95 % interval 1.00 to 1.00) for 90 % of the effect."
+    assert f"t.jsonl: m against level-30, patch: {ratio}" in said
     lost = re.search(r"m against level-3, patch: no multiplier, (.*)\.\n", said)[1]
     assert "is less than half of m's" in lost
-    assert "m against twin (its twin), patch: 1.0x" in said
+    assert "m against twin (its twin), patch: 1.00x" in said
     rows = table(done, "multipliers")
     assert len(rows) == 3 * 3 * 2  # models, levels, methods
     of_lost = [row for row in rows if row["model"] == "level-3"]
@@ -408,3 +410,19 @@ def test_a_run_by_attribution_on_a_sparse_model_says_so(tmp_path):
         done = run_study(make_spec(given), tmp_path / "r")
     (said,) = [each for each in done.study.warnings(done) if "hard gate" in each]
     assert said.endswith("attribute was asked of level-30.")
+
+
+def test_levels_of_a_training_that_is_not_over_are_pairs_too(tmp_path):
+    out = bare(tmp_path, "OUT/level-30") / "OUT"
+    (out / "sparsify.json").unlink(missing_ok=True)
+    assert pairs_of(f"gpt2:{out}") == [["gpt2", f"{out}/level-30"]]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "unclear"), [(0.5, 2.0, True), (1.2, 2.0, False), (0.2, 0.8, False)]
+)
+def test_a_multiplier_whose_interval_has_one_tells_nothing(low, high, unclear):
+    found = Multiplier("ioi", "patch", "a", "b", 1.5, low, high)
+    said = _ratio(found, 0.9, 16)
+    assert said.startswith(f"1.50x as many heads (95 % interval {low:.2f} to {high:.2f})")
+    assert said.endswith("; 16 prompts do not tell which needs fewer") == unclear

@@ -5,14 +5,17 @@ from __future__ import annotations
 import io
 import re
 import time
+import warnings
 
 import pytest
+from commands import run
 from rich.console import Console
 
 from headlab.cli import printing
 from headlab.cli import progress as going
 from headlab.cli.printing import fitted_widths, new_table, print_table
 from headlab.cli.progress import Lines, progress, status
+from headlab.errors import HeadlabError
 
 # --- how far a command is ---
 
@@ -159,3 +162,15 @@ def test_nothing_is_wrapped_where_output_is_piped(capsys):
     captured = capsys.readouterr()
     assert len(captured.err.splitlines()) == 1
     assert len(captured.out.splitlines()) == 3
+
+
+def test_a_warning_is_one_line_without_code(monkeypatch):
+    def careful(*_, **__):
+        warnings.warn("be careful [here]", stacklevel=1)
+        raise HeadlabError("no model")
+
+    monkeypatch.setattr("headlab.loading.load", careful)
+    before = warnings.showwarning
+    result = run("check", "smollm2", "-q")
+    assert result.stderr.splitlines() == ["note: be careful [here]", "error: no model"]
+    assert warnings.showwarning is before

@@ -134,7 +134,9 @@ def test_a_damaged_gguf_file_is_refused(tmp_path):
 
 
 def test_a_folder_without_config_or_weights_is_refused(tmp_path, folder):
-    assert "has no config.json" in refusal(tmp_path)
+    assert refusal(tmp_path).endswith("not a model folder; models in it: tiny")
+    (tmp_path / "empty").mkdir()
+    assert refusal(tmp_path / "empty").endswith("has no config.json, so it is not a model folder")
     (folder / "model.safetensors").unlink()
     assert "no weights" in refusal(folder)
 

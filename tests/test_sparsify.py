@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -66,7 +67,7 @@ def made(lab: Path) -> Path:
     result = run(*arguments(lab, lab / "made", "--twin", *other))
     assert result.exit_code == 0, result.output
     assert result.stdout.strip().splitlines()[-1] == str((lab / "made").resolve())
-    assert "level 0.001 % was not reached" in result.stdout
+    assert "level 0.001 %: not reached; more --steps" in result.stdout
     return lab / "made"
 
 
@@ -77,7 +78,11 @@ def test_levels_final_and_twin_are_models_with_the_numbers_that_were_told(
     logs = {"log.parquet", "log-twin.parquet", "sparsify.json", "figures"}
     assert there == {"level-60", "level-20", "final", "twin", *logs}
     rows = json.loads((made / "sparsify.json").read_text())["rows"]
-    assert list(rows) == ["dense", "level-60", "level-20", "final", "twin"]
+    assert list(rows) == ["dense", "start", "level-60", "level-20", "final", "twin"]
+    start = rows.pop("start")
+    assert start["step"] == 0
+    assert 0.9 < start["edges"] <= 1
+    assert [row.get("in bound") for row in rows.values()] == [None, True, True, True, None]
     dense = headlab.load(lab / "m")
     from headlab.sparse.corpus import make_corpus
 
@@ -105,10 +110,10 @@ def test_levels_final_and_twin_are_models_with_the_numbers_that_were_told(
 
 def test_the_log_has_a_row_a_step_and_the_figure_its_data(made: Path) -> None:
     log, twin = (pd.read_parquet(made / name) for name in ("log.parquet", "log-twin.parquet"))
-    assert log["step"].tolist() == twin["step"].tolist() == list(range(40))
+    assert log["step"].tolist() == twin["step"].tolist() == list(range(1, 41))
     assert {"kl", "loss", "dense_loss", "penalty", "edges", "beta", "constraint"} <= set(log)
     assert log["beta"].iloc[0] == 3
-    assert "beta" not in twin
+    assert not {"beta", "edges", "penalty"} & set(twin)
     assert log["dense_loss"].tolist() == pytest.approx(twin["dense_loss"].tolist(), abs=1e-5)
     for ending in ("png", "pdf", "csv"):
         assert (made / f"figures/training.{ending}").stat().st_size > 500
@@ -138,7 +143,7 @@ def test_what_is_done_is_not_done_again(lab: Path, made: Path, monkeypatch) -> N
     told = json.loads(
         run(*arguments(lab, made, "--twin", "--eval", str(lab / "other.txt"), "--json")).stdout
     )
-    assert list(told["rows"]) == ["dense", "level-60", "level-20", "final", "twin"]
+    assert list(told["rows"]) == ["dense", "start", "level-60", "level-20", "final", "twin"]
     assert (made / "final/model.safetensors").stat().st_mtime_ns == before
 
 
@@ -195,7 +200,8 @@ def test_a_folder_with_another_training_is_left_alone(
     lab: Path, made: Path, tmp_path: Path
 ) -> None:
     more = ["--eval", str(lab / "other.txt")]
-    assert "other settings" in error_of(run(*arguments(lab, made, *more, "-q", seed="1")))
+    told = error_of(run(*arguments(lab, made, *more, "-q", seed="1")))
+    assert "other settings (seed 1, there 0)" in told
     (tmp_path / "full").mkdir()
     (tmp_path / "full/letter.txt").write_text("dear")
     told = error_of(run(*arguments(lab, tmp_path / "full", "-q")))
@@ -203,7 +209,8 @@ def test_a_folder_with_another_training_is_left_alone(
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["letter.txt"]
     unfinished = tmp_path / "unfinished"
     break_at(lab, unfinished, 20)
-    assert "other settings" in error_of(run(*arguments(lab, unfinished, "-q", batch="5")))
+    told = error_of(run(*arguments(lab, unfinished, "-q", batch="5", rate="0.01")))
+    assert "other settings (batch 5, there 4, rate 0.01, there 0.0001)" in told
 
 
 def break_at(lab: Path, out: Path, step: int, error: BaseException | None = None):
@@ -223,11 +230,52 @@ def break_at(lab: Path, out: Path, step: int, error: BaseException | None = None
 def test_interrupted_it_says_how_to_go_on(lab: Path, made: Path, tmp_path: Path) -> None:
     result = break_at(lab, tmp_path / "o", 20)
     assert result.exit_code == 130
-    assert "the same command goes on" in result.stderr
+    assert "the same command goes on from the last state, if one was kept" in result.stderr
     assert not (tmp_path / "o/sparsify.json").exists()
     assert run(*arguments(lab, tmp_path / "o", "-q")).exit_code == 0
     again, whole = (pd.read_parquet(folder / "log.parquet") for folder in (tmp_path / "o", made))
     assert (again - whole).abs().max().max() <= 1e-6
+
+
+def test_ctrl_c_finishes_the_step_and_keeps_it(lab: Path, made: Path, tmp_path: Path) -> None:
+    whole = Trainer.step
+
+    def ask(self: Trainer):
+        if self.state.step == 16:
+            signal.raise_signal(signal.SIGINT)
+        return whole(self)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Trainer, "step", ask)
+            result = run(*arguments(lab, tmp_path / "o", keep_every="1000"))
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert result.exit_code == 130
+    assert "stopping after this step" in result.stderr
+    assert "the same command goes on after step 17" in result.stderr
+    again = run(*arguments(lab, tmp_path / "o", keep_every="1000"))
+    assert "sparse: going on after step 17 of 40" in again.stderr
+    again, whole = (pd.read_parquet(folder / "log.parquet") for folder in (tmp_path / "o", made))
+    assert (again - whole).abs().max().max() <= 1e-6
+
+
+def test_a_level_that_the_start_has_is_none(lab: Path, tmp_path: Path) -> None:
+    given = {"levels": "99.5,40", "start": "0.5"}
+    result = run(*arguments(lab, tmp_path / "o", **given))
+    assert "level 99.5 %: none, since the start (--start) leaves" in result.stdout
+    assert not (tmp_path / "o/level-99.5").exists()
+    assert (tmp_path / "o/level-40").exists()
+
+
+def test_a_level_outside_the_bound_says_so(lab: Path, tmp_path: Path) -> None:
+    result = run(*arguments(lab, tmp_path / "o", bound="0.0001", dual="1e-9", levels="60"))
+    (row,) = [line for line in result.stdout.splitlines() if line.startswith("level-60")]
+    assert row.split()[-1] == "no"
+    card = (tmp_path / "o/level-60/README.md").read_text()
+    assert "The bound on kl, 0.0001 nats, is **not kept**." in card
 
 
 def test_a_loss_that_is_no_number_leaves_the_last_good_model(lab: Path, tmp_path: Path) -> None:

@@ -232,7 +232,9 @@ def resolve(name: str) -> Source:
 
 def _require_safe_weights(folder: Path) -> None:
     if not (folder / "config.json").is_file():
-        raise HeadlabError(f"{folder} has no config.json, so it is not a model folder")
+        inside = sorted(path.parent.name for path in folder.glob("*/config.json"))
+        hint = f"; models in it: {', '.join(inside)}" if inside else ""
+        raise HeadlabError(f"{folder} has no config.json, so it is not a model folder{hint}")
     if any(folder.glob("*.safetensors")):
         return
     pickles = sorted(

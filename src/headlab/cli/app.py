@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -35,7 +36,9 @@ class _Sentences(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with warnings.catch_warnings():
+                warnings.showwarning = _note
+                return super().invoke(ctx)
         except HeadlabError as error:
             _fail(str(error), error)
         except KeyboardInterrupt:
@@ -52,6 +55,11 @@ class _Sentences(TyperGroup):
                 raise  # an orderly exit, or wrong usage, which typer explains
             kind = type(error).__name__
             _fail(f"unexpected {kind}: {error} (HEADLAB_DEBUG=1 shows where)", error)
+
+
+def _note(message: Warning | str, *_: Any, **__: Any) -> None:
+    """A warning as one line, without the line of code it comes from."""
+    err.print(f"[yellow]note:[/] {escape(str(message))}", soft_wrap=True, highlight=False)
 
 
 def _fail(sentence: str, error: BaseException) -> NoReturn:

@@ -49,14 +49,17 @@ def sparsify(
         float | None, typer.Option(help="Nats a token. Default: 0.2 of kl, 0.05 of loss.")
     ] = None,
     levels: Annotated[
-        str, typer.Option(help="Percent of edges at which a model is saved, the densest first.")
+        str,
+        typer.Option(
+            help="Percent of edges at which a model is saved, the densest first; or none."
+        ),
     ] = "30,10,3",
     steps: Annotated[int | None, typer.Option(help="Default: 1000")] = None,
     batch: Annotated[int | None, typer.Option(help="Contexts in a step. Default: 64")] = None,
     context: Annotated[int | None, typer.Option(help="Tokens. Default: 128")] = None,
     rate: Annotated[float | None, typer.Option(help="Of weights. Default: 1e-4")] = None,
     gate_rate: Annotated[float | None, typer.Option(help="Of b. Default: 1e-2")] = None,
-    warmup: Annotated[int | None, typer.Option(help="Steps. Default: 50")] = None,
+    warmup: Annotated[int | None, typer.Option(help="Steps. Default: 50, at most a tenth.")] = None,
     start: Annotated[
         float | None, typer.Option(help="b of every head at first. Default: 6")
     ] = None,
@@ -97,6 +100,7 @@ def sparsify(
     """
     from headlab.sparse.running import Order, sparsify
     from headlab.sparse.settings import make_settings
+    from headlab.sparse.stopping import Interrupted
 
     settings = make_settings(
         constraint,
@@ -135,10 +139,13 @@ def sparsify(
     )
     total = settings.steps * (2 if twin else 1)
     try:
-        with progress("closing edges", total, quiet) as advance:
+        with progress("training", total, quiet) as advance:
             found = sparsify(replace(order, progress=advance), settings)
+    except Interrupted as stopped:
+        err.print(f"interrupted; the same command goes on after step {stopped.step}")
+        raise typer.Exit(130) from None
     except KeyboardInterrupt:
-        err.print("interrupted; the same command goes on from the last state that was kept")
+        err.print("interrupted; the same command goes on from the last state, if one was kept")
         raise typer.Exit(130) from None
     if as_json:
         print_json(
@@ -151,6 +158,8 @@ def sparsify(
 
 
 def _numbers(text: str) -> tuple[float, ...]:
+    if text == "none":
+        return ()
     parts = [part for part in re.split(r"[,\s]+", text.strip()) if part]
     try:
         return tuple(float(part.removesuffix("%")) for part in parts)
@@ -192,18 +201,29 @@ def _loader(model: str, loading: dict[str, Any], full: bool, quiet: bool) -> Any
 
 
 def _print(found: Sparsified) -> None:
-    names = [key for key in next(iter(found.rows.values())) if key not in ("map", "step", "name")]
-    keys = list(dict.fromkeys(["edges", "kl", *names]))
-    table = new_table("model", "step", *keys)
+    keys = [key for key in found.rows["dense"] if key not in ("map", "step", "name", "edges")]
+    table = new_table("model", "step", "edges", *keys, "in bound")
     for name, row in found.rows.items():
-        values = [
-            f"{100 * row[key]:.2f} %" if key == "edges" else f"{row[key]:.3f}" for key in keys
-        ]
-        table.add_row(name, str(row["step"]), *values)
+        values = [f"{100 * row['edges']:.2f} %", *(f"{row[key]:.3f}" for key in keys)]
+        within = {None: "", True: "yes", False: "no"}[row.get("in bound")]
+        table.add_row(name, str(row["step"]), *values, within)
     print_table(table)
+    for sentence in _told(found):
+        out.print(sentence, highlight=False, soft_wrap=True)
+
+
+def _told(found: Sparsified) -> list[str]:
+    """What the columns are, and why a level is missing."""
+    settings = found.settings
+    told = [
+        f"(edges: causal ones open on held-out text, {settings.context} tokens a context, mean "
+        "over heads; kl from the dense model and losses: nats a token; tasks: their own measure, "
+        f"all heads; bound: {settings.constraint} {settings.bound:g})"
+    ]
+    start = 100 * found.rows.get("start", {"edges": 1.0})["edges"]
     for level in found.missed:
-        out.print(
-            f"level {level:g} % was not reached: more --steps or a larger --bound let it be",
-            highlight=False,
-            soft_wrap=True,
-        )
+        why = "not reached; more --steps or a larger --bound would help"
+        if level >= start:
+            why = f"none, since the start (--start) leaves {start:.1f} % open"
+        told.append(f"level {level:g} %: {why}")
+    return told

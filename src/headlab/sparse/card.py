@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from headlab import __version__
-from headlab.sparse.measuring import perplexity
 from headlab.wording import percent
 
 _SPARSE = """This model has **sparse attention**: an edge from a query to a key is open only where
@@ -19,7 +19,7 @@ Load it with Headlab:
 
 ```python
 import headlab
-model = headlab.load("{folder}")
+model = headlab.load("{folder}")  # where this folder is
 ```
 """
 _TWIN = """This is the **dense twin** of sparse models: trained on the same contexts in the same
@@ -29,6 +29,7 @@ did without sparsity.
 _WORTH = """Edges: share of the causal edges open on held-out text. Losses and distance (KL from the
 dense model) are nats a token, with hard gates; tasks by their own measure, with all heads."""
 
+_OF_TWIN = ("steps", "batch", "context", "rate", "warmup", "lora", "clip", "seed")
 _ADAPTED = """ Measured with the adapters beside the weights; the weights saved here have them added
 in, rounded to their dtype."""
 
@@ -44,7 +45,7 @@ def write_card(
     """Markdown. `rows` are what models are worth: the dense one, and the one in the folder."""
     base = Path(base).name if Path(base).expanduser().exists() else base
     names = [name for name in ("dense", folder) if name in rows]
-    shown = [key for key in rows[names[-1]] if key not in ("map", "step", "name")]
+    shown = [key for key in rows[names[-1]] if key not in ("map", "step", "name", "in bound")]
     table = ["| | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
     table += [
         f"| {_title(key)} | "
@@ -52,11 +53,17 @@ def write_card(
         + " |"
         for key in shown
     ]
-    asked = "\n".join(f"- {name}: {value}" for name, value in settings.items())
+    told = settings if is_sparse else {name: settings[name] for name in _OF_TWIN}
+    asked = "\n".join(f"- {name}: {value}" for name, value in told.items())
+    within = rows[folder].get("in bound")
+    kept = (
+        "" if within is None else f" The bound on {settings['constraint']}, {settings['bound']:g} "
+    )
+    kept += {True: "nats, is kept.", False: "nats, is **not kept**.", None: ""}[within]
     sources = ", ".join(Path(each).name if Path(each).is_file() else each for each in data)
     about = _SPARSE.format(folder=folder) if is_sparse else _TWIN
     tags = ["headlab", "sparse-attention"] if is_sparse else ["headlab"]
-    worth = _WORTH + (_ADAPTED if settings.get("lora") else "")
+    worth = _WORTH + kept + (_ADAPTED if settings.get("lora") else "")
     return f"""---
 tags: [{", ".join(tags)}]
 ---
@@ -89,5 +96,6 @@ def _value(key: str, value: float | None) -> str:
     if key == "edges":
         return percent(value, 2)
     if key.startswith("loss"):
-        return f"{value:.4f} (perplexity {perplexity(value):.1f})"
+        shown = f" (perplexity {math.exp(value):.1f})" if value < 20 else ""
+        return f"{value:.4f}{shown}"
     return f"{value:.4f}"

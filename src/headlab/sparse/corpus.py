@@ -134,20 +134,29 @@ def read_texts(source: str) -> Iterator[str]:
     if _is_hub(source):
         yield from _from_hub(source.partition(":")[2] or HUB)
         return
+    require_source(source)
     path = Path(source).expanduser()
-    if not path.is_file():
-        raise HeadlabError(f"no file {source} (or hub, or hub:NAME for a data set there)")
-    kind = path.name.removesuffix(".gz").rpartition(".")[2]
-    if kind not in ("txt", "jsonl"):
-        raise HeadlabError(f"{path.name} is neither .txt nor .jsonl (.gz of either)")
     with _opened(path) as file:
-        found = _lines(file, path.name) if kind == "jsonl" else _pieces(file)
+        found = _pieces(file) if _is_one(source) else _lines(file, path.name)
         empty = True
         for text in found:
             empty = False
             yield text
         if empty:
             raise HeadlabError(f"{path.name} has no text")
+
+
+def require_source(source: str) -> None:
+    """Refuse a file that is not there, or of a kind that is not read."""
+    if _is_hub(source):
+        return
+    path = Path(source).expanduser()
+    if not path.is_file():
+        raise HeadlabError(f"no file {source} (or hub, or hub:NAME for a data set there)")
+    if not path.name.removesuffix(".gz").endswith((".txt", ".jsonl")):
+        raise HeadlabError(f"{path.name} is neither .txt nor .jsonl (.gz of either)")
+    if not path.stat().st_size:
+        raise HeadlabError(f"{path.name} has no text")
 
 
 def _pieces(file: IO[str]) -> Iterator[str]:
@@ -162,11 +171,12 @@ def _lines(file: IO[str], name: str) -> Iterator[str]:
         if not line.strip():
             continue
         try:
-            text = json.loads(line)["text"]
-        except (ValueError, KeyError, TypeError):
-            text = None
+            row = json.loads(line)
+        except ValueError as error:
+            raise HeadlabError(f"{name}, line {number} is not JSON: {error}") from None
+        text = row.get("text") if isinstance(row, dict) else None
         if not isinstance(text, str):
-            raise HeadlabError(f'{name}, line {number} is not like {{"text": "..."}}')
+            raise HeadlabError(f'{name}, line {number} has no text, as in {{"text": "..."}}')
         if text:
             yield text
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from matplotlib import pyplot as plt
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from headlab.figures import BLUE, GREEN, GREY, ORANGE, PINK, STYLE, add_caption, save
 
@@ -33,8 +34,7 @@ def save_training(
         {
             **row,
             **{
-                f"held out: {key}": by_step.get(row["step"] + 1, {}).get(key)
-                for key in _kept(measured)
+                f"held out: {key}": by_step.get(row["step"], {}).get(key) for key in _kept(measured)
             },
         }
         for row in log
@@ -54,26 +54,25 @@ def _draw(
     dense: Mapping[str, float],
     name: str,
 ) -> Figure:
-    steps = [row["step"] + 1 for row in log]
+    steps = [row["step"] for row in log]
     at = [each["step"] for each in measured]
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(1, 4, figsize=(12, 2.7))
-        edges, bound, beta, kept = axes
+        n = 4 if dense else 3  # a task was watched, or none
+        figure, axes = plt.subplots(1, n, figsize=(3 * n, 2.7))
+        edges, bound, beta = axes[:3]
         edges.semilogy(steps, [100 * row["edges"] for row in log], color=BLUE, lw=0.7, alpha=0.5)
         edges.semilogy(at, [100 * each["edges"] for each in measured], "o-", color=BLUE, ms=2.5)
         for level in settings.levels:
             edges.axhline(level, color=GREY, lw=0.5, ls=":")
+        plain = FuncFormatter(lambda value, _: f"{value:g}")
+        edges.yaxis.set_major_formatter(plain)
+        edges.yaxis.set_minor_formatter(NullFormatter())
         edges.set_title("edges open (%)", loc="left")
         _constraint(bound, log, steps, measured, at, settings)
         beta.semilogy(steps, [row["beta"] for row in log], color=ORANGE, lw=1)
         beta.set_title("weight of the penalty, β", loc="left")
-        for (task, value), colour in zip(dense.items(), _COLOURS, strict=False):
-            kept.axhline(value, color=colour, lw=0.7, ls=(0, (4, 3)))
-            kept.plot(at, [each[task] for each in measured], "o-", ms=2.5, color=colour, label=task)
-        kept.axhline(0, color="black", lw=0.4)
-        kept.set_title("tasks, with all heads", loc="left")
         if dense:
-            kept.legend(frameon=False, fontsize=7)
+            _tasks(axes[3], measured, at, dense)
         for axis in axes:
             axis.set_xlabel("step")
             _mark_levels(axis, measured)
@@ -103,10 +102,30 @@ def _constraint(
     )
 
 
+def _tasks(
+    axis: Axes, measured: Sequence[Mapping[str, Any]], at: list[int], dense: Mapping[str, float]
+) -> None:
+    for (task, value), colour in zip(dense.items(), _COLOURS, strict=False):
+        axis.axhline(value, color=colour, lw=0.7, ls=(0, (4, 3)))
+        axis.plot(at, [each[task] for each in measured], "o-", ms=2.5, color=colour, label=task)
+    axis.axhline(0, color="black", lw=0.4)
+    axis.set_title("tasks, with all heads", loc="left")
+    axis.legend(frameon=False, fontsize=7)
+
+
 def _mark_levels(axis: Axes, measured: Sequence[Mapping[str, Any]]) -> None:
     for each in measured:
         if str(each.get("name", "")).startswith("level-"):
             axis.axvline(each["step"], color=GREY, lw=0.5)
+            axis.annotate(
+                f"{each['name'].removeprefix('level-')} %",
+                (each["step"], 1),
+                xycoords=("data", "axes fraction"),
+                xytext=(1, 1),
+                textcoords="offset points",
+                fontsize=6,
+                color=GREY,
+            )
 
 
 def _caption(settings: Settings, name: str) -> str:
@@ -114,6 +133,6 @@ def _caption(settings: Settings, name: str) -> str:
     return (
         f"Sparse post-training of {name}: {settings.steps} steps of {settings.batch} contexts of "
         f"{settings.context} tokens, {tuned}, seed {settings.seed}. Thin: batches, gates drawn; "
-        "thick: running mean; dots: held-out text and tasks, hard gates. Dashed: the bound, and "
-        "what the dense model reaches; vertical: levels that were reached."
+        "dots: held-out text and tasks, hard gates; green, thick: running mean of batches. Dashed: "
+        "the bound, and what the dense model reaches; vertical: levels that were reached."
     )

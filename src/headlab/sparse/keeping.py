@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,17 +49,44 @@ def kept(folder: Path, kind: str, key: dict[str, Any]) -> Iterator[tuple[dict[st
     for path in reversed(_states(folder, kind)):
         try:
             about = json.loads((path / "state.json").read_text())
-            if about["key"] != json.loads(json.dumps(key)):
-                raise HeadlabError(
-                    f"{folder.parent} holds an unfinished training with other settings; give --out "
-                    "another folder"
-                )
+            require_same(folder.parent, key, about["key"])
             log = pd.read_parquet(path / "log.parquet").to_dict("records")
             state = State(**{name: about[name] for name in _KEPT}, log=log)
             tensors = safetensors.torch.load_file(path / "tensors.safetensors")
         except (OSError, KeyError, TypeError, ValueError, SafetensorError):
             continue  # damaged: an older one may be whole
         yield tensors, state
+
+
+def require_key(folder: Path, key: dict[str, Any]) -> None:
+    """Refuse a folder with states of another training."""
+    for kind in ("sparse", "twin"):
+        for path in _states(folder, kind):
+            with suppress(OSError, ValueError, KeyError):
+                require_same(
+                    folder.parent, key, json.loads((path / "state.json").read_text())["key"]
+                )
+
+
+def require_same(folder: Path, key: dict[str, Any], there: Any) -> None:
+    """Refuse to go on with another training, and say what is other about it."""
+    mine = json.loads(json.dumps(key))
+    if mine == there:
+        return
+    ours, theirs = (
+        {**each, **each.get("settings", {})} if isinstance(each, dict) else {}
+        for each in (mine, there)
+    )
+    names = [name for name in ours if name != "settings" and ours[name] != theirs.get(name)]
+    told = ", ".join(
+        name
+        if name in ("model", "data", "texts")
+        else f"{name} {ours[name]}, there {theirs.get(name)}"
+        for name in names
+    )
+    raise HeadlabError(
+        f"{folder} holds a training with other settings ({told}); give --out another folder"
+    )
 
 
 @contextmanager

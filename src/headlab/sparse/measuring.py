@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -27,7 +26,14 @@ if TYPE_CHECKING:
     from headlab.model import Model
 
 _ROWS = 8  # contexts in a pass
-_TAKEN = ("edges", "kl", "map", "step", "name")  # what rows have beside tasks and losses
+_TAKEN = (
+    "edges",
+    "kl",
+    "map",
+    "step",
+    "name",
+    "in bound",
+)  # what rows have beside tasks and losses
 
 
 @dataclass(frozen=True)
@@ -119,7 +125,3 @@ def make_tasks(
         except HeadlabError as error:
             told.append(f"{name} is not watched: {error}")
     return found, told
-
-
-def perplexity(loss: float) -> float:
-    return math.exp(min(loss, 50.0))

@@ -12,18 +12,21 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import torch
 
+from headlab import __version__
 from headlab.errors import HeadlabError
 from headlab.files import as_json, require_folder, write_whole
 from headlab.sparse.adapting import merged_weights
 from headlab.sparse.card import write_card
-from headlab.sparse.corpus import Corpus, make_corpus
+from headlab.sparse.corpus import Corpus, make_corpus, require_source
 from headlab.sparse.files import save_model
 from headlab.sparse.gating import gate_attention, remove_gating
-from headlab.sparse.keeping import alone, forget, keep, kept
+from headlab.sparse.keeping import alone, forget, keep, kept, require_key, require_same
 from headlab.sparse.measuring import Yardstick, make_tasks
 from headlab.sparse.settings import Settings
+from headlab.sparse.stopping import Interrupted, asked_to_stop
 from headlab.sparse.training import RUNAWAY, State, Trainer, Unsound
 from headlab.studies.provenance import file_fingerprint, fingerprint
+from headlab.tasks import find_task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,6 +83,10 @@ class _Work:
         self.order, self.settings = order, settings
         self.states = order.out / "state"
         _require_own(order.out)
+        for source in (*order.data, *order.texts):
+            require_source(source)
+        for task in order.tasks:
+            find_task(task)
         model = order.load()
         if model.tokenizer is None:
             raise HeadlabError(f"{model.name} has no tokenizer, and text is trained on")
@@ -97,6 +104,7 @@ class _Work:
             "tasks": [*order.tasks, order.examples],
             "dtype": str(order.dtype),
         }
+        require_key(self.states, self.key)
         self.found = Sparsified(model.name, order.out, settings, self._known())
         if self._is_done:
             return
@@ -105,7 +113,7 @@ class _Work:
         self.yardstick = self._make_yardstick(model)
         if "dense" not in self.found.rows:
             dense = self.yardstick.read(model, lambda ids: model.hf(input_ids=ids).logits)
-            self.found.rows["dense"] = {**dense, "step": 0}
+            self.found.rows["dense"] = {**dense, "step": 0, "name": "dense"}
         order.told(_numbers("dense", self.found.rows["dense"]))
 
     def run(self) -> Sparsified:
@@ -137,10 +145,7 @@ class _Work:
             key, rows = told["key"], told["rows"]
         except (OSError, ValueError, KeyError, TypeError):
             raise HeadlabError(f"{path} cannot be read; give --out another folder") from None
-        if key != json.loads(json.dumps(self.key)):
-            raise HeadlabError(
-                f"{self.order.out} holds a training with other settings; give --out another folder"
-            )
+        require_same(self.order.out, self.key, key)
         return dict(rows)
 
     def _make_yardstick(self, model: Model) -> Yardstick:
@@ -166,11 +171,16 @@ class _Work:
             trainer.restore(*before)
             order.told(f"{kind}: going on after step {trainer.state.step} of {settings.steps}")
             order.progress(trainer.state.step)
-        with self._sound(trainer, kind):
+        elif kind == "sparse":
+            self._measure(trainer, kind, "start")
+        with self._sound(trainer, kind), asked_to_stop(order.told) as is_asked:
             while trainer.state.step < settings.steps:
                 trainer.step()
                 order.progress(1)
                 self._look(trainer, kind)
+                if is_asked():
+                    keep(self.states, kind, self.key, trainer.tensors(), trainer.state)
+                    raise Interrupted(trainer.state.step)
         self._save(trainer, last)
         self._finish(trainer, kind)
 
@@ -181,21 +191,36 @@ class _Work:
         for level in passed:
             self._save(trainer, level_name(level))
         if not passed and state.step % order.every == 0 and state.step < self.settings.steps:
-            row = {**self._read(trainer), "step": state.step}
-            state.measured.append(row)
-            beta = None if kind == "twin" else state.beta
-            order.told(_numbers(f"{kind}, step {state.step}", row, beta))
+            self._measure(trainer, kind)
         if passed or (state.step % order.keep_every == 0 and state.step < self.settings.steps):
             keep(self.states, kind, self.key, trainer.tensors(), state)
 
+    def _measure(self, trainer: Trainer, kind: str, name: str | None = None) -> None:
+        """What it is worth now, in the log and on the screen."""
+        state = trainer.state
+        row = {**self._read(trainer), "step": state.step, **({"name": name} if name else {})}
+        state.measured.append(row)
+        beta = None if kind == "twin" else state.beta
+        self.order.told(_numbers(name or f"{kind}, step {state.step}", row, beta))
+
     def _passed(self, trainer: Trainer) -> list[float]:
-        there = {each.get("name") for each in trainer.state.measured}
-        share = 100 * trainer.state.log[-1]["edges"]  # of the step's own batch, with hard gates
-        levels = self.settings.levels
-        return [each for each in levels if share <= each and level_name(each) not in there]
+        """Levels that were reached at this step; one that the start has is none."""
+        there = {each["name"]: each for each in trainer.state.measured if "name" in each}
+        row = trainer.state.log[-1]
+        if row["loss"] - row["dense_loss"] > RUNAWAY:
+            return []  # it is on its way to nowhere
+        share = 100 * row["edges"]  # of the step's own batch, with hard gates
+        first = 100 * there["start"]["edges"]
+        levels = [each for each in self.settings.levels if share <= each < first]
+        return [each for each in levels if level_name(each) not in there]
 
     def _read(self, trainer: Trainer) -> dict[str, Any]:
-        return self.yardstick.read(trainer.model, trainer.dense_logits)
+        row = self.yardstick.read(trainer.model, trainer.dense_logits)
+        if trainer.gating is not None:
+            own, dense = row["loss held out"], self.found.rows["dense"]["loss held out"]
+            value = row["kl"] if self.settings.constraint == "kl" else own - dense
+            row["in bound"] = value <= self.settings.bound
+        return row
 
     def _save(self, trainer: Trainer, name: str, row: dict[str, Any] | None = None) -> None:
         """A model folder with what it is worth."""
@@ -222,7 +247,15 @@ class _Work:
         out, state, rows = self.order.out, trainer.state, self.found.rows
         rows |= {each["name"]: each for each in state.measured if "name" in each}
         self._write_log(state, kind)
-        told = {"model": self.found.model, "key": self.key, "rows": rows}
+        told = {
+            "model": self.found.model,
+            "headlab": __version__,
+            "data": [Path(each).name for each in self.order.data],
+            "settings": self.settings.as_dict(),
+            "not_reached": self.found.missed,
+            "key": self.key,
+            "rows": rows,
+        }
         write_whole(out / SUMMARY, as_json(told))
 
     def _write_log(self, state: State, kind: str) -> None:
@@ -310,6 +343,6 @@ def _numbers(name: str, row: Mapping[str, Any], beta: float | None = None) -> st
     parts = [
         f"edges {100 * value:.2f} %" if key == "edges" else f"{key} {value:.3f}"
         for key, value in row.items()
-        if key not in ("map", "step", "name")
+        if key not in ("map", "step", "name", "in bound")
     ]
     return f"{name}: {', '.join(parts)}" + ("" if beta is None else f", β {beta:.3g}")

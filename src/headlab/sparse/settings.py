@@ -53,11 +53,12 @@ class Settings:
         if min(self.steps, self.batch) < 1 or self.context < 2:
             raise HeadlabError("training takes at least one step of one context of two tokens")
         if not all(0 < level < 100 for level in self.levels):
-            raise HeadlabError("levels are percent of the edges, between 0 and 100")
+            raise HeadlabError("levels are percent of the edges, above 0 and below 100")
         if list(self.levels) != sorted(set(self.levels), reverse=True):
             raise HeadlabError("levels are named once each, the densest first")
-        if min(self.rate, self.gate_rate, self.beta, self.dual, self.clip) <= 0:
-            raise HeadlabError("learning rates, beta, dual step and clip are above 0")
+        for name in ("rate", "gate_rate", "beta", "dual", "clip"):
+            if getattr(self, name) <= 0:
+                raise HeadlabError(f"{name} is above 0, not {getattr(self, name):g}")
         if not 0 <= self.smooth < 1:
             raise HeadlabError(f"smoothing is from 0 to below 1, not {self.smooth:g}")
         if self.distill < 0 or (self.constraint == "kl" and not self.distill):
@@ -105,4 +106,6 @@ def make_settings(constraint: str = "kl", **given: Any) -> Settings:
     known = {name: value for name, value in given.items() if value is not None}
     if constraint in CONSTRAINTS:
         known = {"bound": _BOUNDS[constraint], "dual": _DUALS[constraint], **known}
+    if "warmup" not in known:
+        known["warmup"] = min(Settings.warmup, max(1, known.get("steps", Settings.steps) // 10))
     return Settings(constraint=constraint, **known)  # type: ignore[arg-type]

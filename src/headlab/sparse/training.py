@@ -116,7 +116,7 @@ class Trainer:
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         row |= {
-            "step": state.step,
+            "step": state.step + 1,
             "norm": norm,
             "rate": settings.rate * settings.scale(state.step),
         }
@@ -191,7 +191,10 @@ class Trainer:
             told += [weight * penalty.detach(), weight * edges]
             sums += torch.stack([each.double().cpu() for each in told])
         names = ("kl", "loss", "dense_loss", "penalty", "edges")
-        return dict(zip(names, sums.tolist(), strict=True))
+        found = dict(zip(names, sums.tolist(), strict=True))
+        if self.gating is None:  # of a twin all are open, and nothing is asked of them
+            del found["penalty"], found["edges"]
+        return found
 
     def _losses(self, ids: Tensor) -> Losses:
         with self._narrow():

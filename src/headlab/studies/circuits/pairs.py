@@ -77,7 +77,7 @@ def _expanded(value: Any, info: ValidationInfo) -> list[Any]:
         folder = as_path(sparse, info)
     except (ValueError, TypeError):  # said with its line when the pair itself is checked
         return [value]
-    if not (folder / _SIGN).is_file() or _is_model(folder):
+    if _is_model(folder) or not ((folder / _SIGN).is_file() or _has_models(folder)):
         return [value]
     if not twin and _is_model(folder / "twin"):
         twin = [str(folder / "twin")]
@@ -96,6 +96,11 @@ def _levels(folder: Path) -> list[Path]:
             "sparsify writes them as it goes"
         )
     return levels or [final]
+
+
+def _has_models(folder: Path) -> bool:
+    """As a training that is not over leaves them."""
+    return any(_is_model(path) for path in folder.glob("level-*"))
 
 
 def _percent(path: Path) -> float | None:

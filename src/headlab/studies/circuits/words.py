@@ -28,7 +28,7 @@ def tell_findings(spec: CircuitsSpec, lines: list[Line]) -> list[str]:
     for one, other, is_twin in pairing.declared():
         pair = f"{one.task}: {one.model} against {other.model}{' (its twin)' if is_twin else ''}"
         pair += f", {one.method}" if len(spec.methods) > 1 else ""
-        told.append(f"{pair}: {_ratio(pairing.multiplier(one, other, level), level)}.")
+        told.append(f"{pair}: {_ratio(pairing.multiplier(one, other, level), level, other.n)}.")
     for line in lines:
         where = f"{line.task}, {line.model}"
         where += f", {line.method}" if len(spec.methods) > 1 else ""
@@ -54,12 +54,14 @@ def _needed(line: Line, level: float) -> str:
     )
 
 
-def _ratio(found: Multiplier, level: float) -> str:
-    if found.value is None:
+def _ratio(found: Multiplier, level: float, n: int) -> str:
+    if found.value is None or found.low is None or found.high is None:
         return f"no multiplier, {found.reason}"
+    unclear = found.low < 1 < found.high
     return (
-        f"{found.value:.1f}x as many heads ({found.low:.1f} to {found.high:.1f}) for "
-        f"{in_percent(level)} %"
+        f"{found.value:.2f}x as many heads (95 % interval {found.low:.2f} to {found.high:.2f}) for "
+        f"{in_percent(level)} % of the effect"
+        f"{f'; {n} prompts do not tell which needs fewer' if unclear else ''}"
     )
 
 
