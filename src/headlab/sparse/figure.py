@@ -70,6 +70,8 @@ def _draw(
         edges.set_title("edges open (%)", loc="left")
         _constraint(bound, log, steps, measured, at, settings)
         beta.semilogy(steps, [row["beta"] for row in log], color=ORANGE, lw=1)
+        beta.yaxis.set_major_formatter(plain)
+        beta.yaxis.set_minor_formatter(NullFormatter())
         beta.set_title("weight of the penalty, β", loc="left")
         if dense:
             _tasks(axes[3], measured, at, dense)
@@ -119,9 +121,9 @@ def _mark_levels(axis: Axes, measured: Sequence[Mapping[str, Any]]) -> None:
             axis.axvline(each["step"], color=GREY, lw=0.5)
             axis.annotate(
                 f"{each['name'].removeprefix('level-')} %",
-                (each["step"], 1),
+                (each["step"], 0),
                 xycoords=("data", "axes fraction"),
-                xytext=(1, 1),
+                xytext=(2, 2),
                 textcoords="offset points",
                 fontsize=6,
                 color=GREY,

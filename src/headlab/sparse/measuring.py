@@ -105,7 +105,7 @@ def _in_rows(
         kl, loss = kl + float(losses.kl), loss + float(losses.loss)
     places = ids[:, 1:].numel()
     shares = share_open(counts) if counts else torch.ones(model.n_layers, model.n_heads)
-    return kl / places, loss / places, shares
+    return max(0.0, kl / places), loss / places, shares  # below 0 it is rounding
 
 
 def make_tasks(
