@@ -105,7 +105,8 @@ def _in_rows(
         kl, loss = kl + float(losses.kl), loss + float(losses.loss)
     places = ids[:, 1:].numel()
     shares = share_open(counts) if counts else torch.ones(model.n_layers, model.n_heads)
-    return max(0.0, kl / places), loss / places, shares  # below 0 it is rounding
+    kl = 0.0 if -1e-6 < kl / places < 0 else kl / places  # rounding
+    return kl, loss / places, shares
 
 
 def make_tasks(
