@@ -227,7 +227,10 @@ def test_a_step_follows_the_objective_and_the_penalty() -> None:
     ids = torch.from_numpy(one.corpus.batch(0, 4, 0)).long()
     with one.gating.drawing(0):
         logits = one.model.hf(ids).logits[:, :-1]
+        parts = [layer.drawn[0] for layer in one.gating.layers]
         penalty, shares = one.gating.collected()
+    by_hand = torch.stack([part.penalty / part.allowed for part in parts])  # [layer, head]
+    assert penalty.item() == pytest.approx(by_hand.mean().item(), abs=1e-9)
     with torch.no_grad():
         dense = loader()().hf(ids).logits[:, :-1]
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
@@ -257,6 +260,16 @@ def test_several_passes_are_one_batch(twin: bool, monkeypatch: pytest.MonkeyPatc
     every = [[*each.weights.values(), *each.gates] for each in (whole, parts)]
     for one, other in zip(*every, strict=True):
         assert torch.allclose(one.grad, other.grad, atol=1e-8)
+
+
+def test_rates_are_those_of_the_schedule() -> None:
+    one = trainer(steps=20, warmup=4, rate=1e-3, gate_rate=0.1)
+    for step in range(6):
+        one.step()
+        rates = [group["lr"] for group in one.optimiser.param_groups]
+        scale = one.settings.scale(step)
+        assert rates == pytest.approx([1e-3 * scale, 0.1 * scale])
+        assert one.state.log[-1]["rate"] == pytest.approx(1e-3 * scale)
 
 
 def test_a_model_that_starts_open_starts_as_the_dense_one() -> None:

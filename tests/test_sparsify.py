@@ -231,6 +231,7 @@ def test_interrupted_it_says_how_to_go_on(lab: Path, made: Path, tmp_path: Path)
     result = break_at(lab, tmp_path / "o", 20)
     assert result.exit_code == 130
     assert "the same command goes on from the last state, if one was kept" in result.stderr
+    assert len(list((tmp_path / "o/state").glob("sparse-*"))) == 2  # the last, and one before
     assert not (tmp_path / "o/sparsify.json").exists()
     assert run(*arguments(lab, tmp_path / "o", "-q")).exit_code == 0
     again, whole = (pd.read_parquet(folder / "log.parquet") for folder in (tmp_path / "o", made))
@@ -296,12 +297,15 @@ def test_a_loss_that_is_no_number_leaves_the_last_good_model(lab: Path, tmp_path
 
 def test_a_state_that_had_run_away_already_is_not_good(lab: Path, tmp_path: Path) -> None:
     out = tmp_path / "o"
-    wild = {"rate": "3", "keep_every": "3", "warmup": "0", "levels": "0.001"}
+    wild = {"rate": "3", "keep_every": "3", "warmup": "0", "levels": "99"}
     told = error_of(run(*arguments(lab, out, "-q", **wild)))
     assert "runs away" in told or "not a number" in told
     assert "no state that is good was kept yet" in told
     assert not (out / "last-good").exists()
-    assert len(pd.read_parquet(out / "log.parquet")) >= 5
+    assert not (out / "level-99").exists()  # it lost its edges with everything else
+    log = pd.read_parquet(out / "log.parquet")
+    assert len(log) >= 5
+    assert log["edges"].min() < 0.99
 
 
 def test_of_a_twin_the_last_good_model_is_dense(lab: Path, tmp_path: Path) -> None:

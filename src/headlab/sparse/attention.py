@@ -88,12 +88,13 @@ def drawn_attention(
     s, allowed = logits(query, key, 0, query.shape[2], attn_mask, scale, softcap)
     gate = s + bias[:, None, None].to(s.dtype)
     u = torch.rand(s.shape, generator=generator, device=s.device, dtype=s.dtype)
-    drawn = _Gate.apply(gate + u.logit(1e-6)) * allowed  # type: ignore[no-untyped-call]
+    # Where a query may not look s is the least number there is, and so its gate is closed.
+    drawn = _Gate.apply(gate + u.logit(1e-6))  # type: ignore[no-untyped-call]
     weights = (s.softmax(-1) * drawn).to(value.dtype)
     rows = s.shape[0] // allowed.shape[0]
     return Drawn(
         weigh(weights, value),
-        (gate.sigmoid() * allowed).sum((0, 2, 3)),
+        gate.sigmoid().sum((0, 2, 3)),
         ((gate.detach() > 0) & allowed).sum((0, 2, 3)),
         allowed.sum() * rows,
     )
