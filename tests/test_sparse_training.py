@@ -17,8 +17,10 @@ from training import corpus, loader, steps, trainer
 from headlab.errors import HeadlabError
 from headlab.sparse.adapting import merged_weights
 from headlab.sparse.corpus import cut, make_corpus, read_texts
+from headlab.sparse.keeping import keep, kept, require_key
 from headlab.sparse.objective import distilled
 from headlab.sparse.settings import Settings, make_settings
+from headlab.sparse.training import State
 
 # --- the loss ---
 
@@ -334,6 +336,24 @@ def test_a_loss_that_runs_away_stops() -> None:
     with pytest.raises(HeadlabError, match="the loss runs away: over 20 steps"):
         steps(wild, 200)
     assert 19 <= wild.state.step < 100
+
+
+def test_the_last_two_states_stay_and_a_damaged_one_gives_way(tmp_path: Path) -> None:
+    key = {"settings": {"rate": 1.0}}
+    for step in (2, 4, 6, 8):
+        state = State(step=step, beta=1.0, rows=4, log=[{"step": step, "loss": 1.5}])
+        keep(tmp_path / "state", "sparse", key, {"weight a": torch.full((2,), step)}, state)
+    names = sorted(path.name for path in (tmp_path / "state").iterdir())
+    assert names == ["sparse-0000006", "sparse-0000008"]
+    found = list(kept(tmp_path / "state", "sparse", key))
+    assert [state.step for _, state in found] == [8, 6]
+    assert found[0][0]["weight a"].tolist() == [8, 8]
+    assert found[1][1].log == [{"step": 6, "loss": 1.5}]
+    (tmp_path / "state/sparse-0000008/tensors.safetensors").write_bytes(b"half")
+    assert [state.step for _, state in kept(tmp_path / "state", "sparse", key)] == [6]
+    assert list(kept(tmp_path / "state", "twin", key)) == []
+    with pytest.raises(HeadlabError, match=r"other settings \(rate 2.0, there 1.0\)"):
+        require_key(tmp_path / "state", {"settings": {"rate": 2.0}})
 
 
 # --- adapters ---
