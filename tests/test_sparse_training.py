@@ -199,8 +199,16 @@ def test_a_data_set_of_the_hub_is_streamed(monkeypatch: pytest.MonkeyPatch) -> N
         ("a.txt", b"", "has no text"),
         ("a.txt", b"\xff\xfe\xff", "cannot be read as text"),
         ("a.txt.gz", b"not gzip", "cannot be read as text"),
-        ("a.txt.gz", gzip.compress(b"the cat " * 999)[:-12] + b"x" * 12, "cannot be read as text"),
-        ("a.txt.gz", gzip.compress(b"the cat")[:12] + b"\xff" * 9, "cannot be read as text"),
+        (
+            "a.txt.gz",
+            gzip.compress(b"the cat " * 999, mtime=0)[:-12] + b"x" * 12,
+            "cannot be read as text",
+        ),
+        (
+            "a.txt.gz",
+            gzip.compress(b"the cat", mtime=0)[:12] + b"\xff" * 9,
+            "cannot be read as text",
+        ),
         ("a.jsonl", b'{"text": "x"}\n{"txt": "y"}\n', "line 2 has no text"),
         ("a.jsonl", b"[1]\n", "line 1 has no text"),
         ("a.jsonl", b"{text\n", "line 1 is not JSON"),
