@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
+import sys
 
 import torch
 from sweep import timed
@@ -68,11 +69,12 @@ def main() -> None:
 
     ways = {"headlab": ours, "plain": lambda: plain(model, few, asked.new)}
     rates: dict[str, list[float]] = {name: [] for name in ways}
-    for number in range(asked.repeats + 1):
+    ours(), plain(model, few[:1], asked.new)  # warm-up
+    for _ in range(asked.repeats):
         for name, way in ways.items():
             seconds, tokens = timed(way, asked.device)
-            if number:  # the first is the warm-up
-                rates[name].append(tokens / seconds)
+            rates[name].append(tokens / seconds)
+            print(f"{name} {rates[name][-1]:,.0f} tokens/s", file=sys.stderr, flush=True)
     middle = {name: statistics.median(own) for name, own in rates.items()}
     print(
         f"{asked.model} {asked.dtype}, {len(prompts)} prompts of {asked.task} with "
