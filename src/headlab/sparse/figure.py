@@ -116,18 +116,18 @@ def _tasks(
 
 
 def _mark_levels(axis: Axes, measured: Sequence[Mapping[str, Any]]) -> None:
-    for each in measured:
-        if str(each.get("name", "")).startswith("level-"):
-            axis.axvline(each["step"], color=GREY, lw=0.5)
-            axis.annotate(
-                f"{each['name'].removeprefix('level-')} %",
-                (each["step"], 0),
-                xycoords=("data", "axes fraction"),
-                xytext=(2, 2),
-                textcoords="offset points",
-                fontsize=6,
-                color=GREY,
-            )
+    levels = [each for each in measured if str(each.get("name", "")).startswith("level-")]
+    for number, each in enumerate(levels):
+        axis.axvline(each["step"], color=GREY, lw=0.5)
+        axis.annotate(
+            f"{each['name'].removeprefix('level-')} %",
+            (each["step"], 0),
+            xycoords=("data", "axes fraction"),
+            xytext=(2, 2 + 7 * number),  # two that are close do not cover each other
+            textcoords="offset points",
+            fontsize=6,
+            color=GREY,
+        )
 
 
 def _caption(settings: Settings, name: str) -> str:
