@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import random
 import warnings
 
@@ -99,6 +100,31 @@ def test_restarting_changes_nothing(model):
     plain = measure(model, EXAMPLES, masks, "logit-diff", restart=False)
     assert not plain.restarted
     assert (fast.values - plain.values).abs().max() < 1e-5
+
+
+@each_architecture
+@pytest.mark.parametrize("joins", [True, False])
+def test_masks_that_begin_in_different_layers_share_passes(model, joins, monkeypatch):
+    assert model.restart.joins, "proved"
+    monkeypatch.setattr(model, "restart", dataclasses.replace(model.restart, joins=joins))
+    rows = []
+    plain = Model.logits_at
+    monkeypatch.setattr(
+        Model,
+        "logits_at",
+        lambda self, tokens, *places: rows.append(len(tokens.ids)) or plain(self, tokens, *places),
+    )
+    deep = torch.ones(4, 3, 4)  # the first two begin in layer 1, then change layer 2 as well
+    deep[0, 1, 2] = deep[0, 2, 0] = deep[2, 2, 1] = deep[3, 0, 3] = 0
+    deep[1, 1, 0], deep[1, 2] = 0.5, torch.tensor([0.0, 1.0, 0.3, 1.0])
+    masks = torch.cat([Gates.each_head(model).values[:, 0, ..., 0], deep])
+    table = measure(model, EXAMPLES, masks, "log-prob", "counterfactual")
+    each = rows[0]
+    assert rows[1:] == ([16 * each] if joins else [5 * each, 6 * each, 5 * each])
+    for number, mask in enumerate(masks):
+        for column, example in enumerate(EXAMPLES):
+            expected = one_plain_pass(model, example, mask, "counterfactual")[0]
+            assert abs(table.values[number, column] - expected) < 1e-4, (number, example.id)
 
 
 @each_architecture

@@ -90,6 +90,7 @@ def test_check_passes_with_restart_proved(model):
         "ablation",
         "places",
         "restart",
+        "joining",
         "ending",
         "norms",
         "rotary",
@@ -312,8 +313,8 @@ def test_check_notices_gates_that_do_not_act_in_one_layer(monkeypatch, dtype, la
     model = Model(tiny("llama-wide", dtype), name="planted")
     plain = Honest.for_rows
 
-    def skipping(self, at, rows, positions):
-        values = plain(self, at, rows, positions)
+    def skipping(self, at, rows, positions, masks=None):
+        values = plain(self, at, rows, positions, masks)
         return torch.ones_like(values) if at == layer else values
 
     monkeypatch.setattr(Honest, "for_rows", skipping)

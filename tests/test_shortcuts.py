@@ -74,7 +74,7 @@ def test_a_restart_with_gates_equals_the_full_pass(model, share):
     for layer in range(3):
         with model.gated(Gates.ablate(model, [Head(layer, 1)])):
             full = model.logits_at(tokens, *places)
-            with restarted(model, layer, clean, share=share):
+            with restarted(model, {layer: 1}, clean, share=share):
                 assert torch.equal(model.logits_at(tokens, *places), full)
     assert torch.equal(model.logits_at(tokens, *places), clean.logits), "whole again"
 
@@ -88,7 +88,7 @@ def test_masks_that_restart_together_equal_full_passes(model):
     masks = [Gates.ablate(model, [Head(1, head), Head(2, 3 - head)]) for head in range(4)]
     rows = torch.arange(8), torch.full((8,), 7)
     repeated = tokens._replace(ids=tokens.ids.repeat(4, 1), mask=tokens.mask.repeat(4, 1))
-    with model.gated(Gates.stack(masks)), restarted(model, 1, clean, copies=4):
+    with model.gated(Gates.stack(masks)), restarted(model, {1: 4}, clean):
         together = model.logits_at(repeated, *rows).view(4, 2, -1)
     for number, mask in enumerate(masks):
         with model.gated(mask):
@@ -119,12 +119,12 @@ def test_restart_that_cannot_be_proved_is_switched_off_not_trusted():
     result = check(model)
     assert result.passed, "the seam itself is fine"
     refused = [proof.name for proof in result.proofs if not proof.passed]
-    assert refused == ["restart", "ending"]
+    assert refused == ["restart", "joining", "ending"]
     assert not model.restartable
     tokens = model.tokens(random_ids(1, 5))
     clean = clean_pass(model, tokens, [1], torch.tensor([0]), torch.tensor([4]))
     with pytest.raises(HeadlabError, match="has not been proved to restart"):  # noqa: SIM117
-        with restarted(model, 1, clean):
+        with restarted(model, {1: 1}, clean):
             pass
 
 

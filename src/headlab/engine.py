@@ -1,15 +1,17 @@
 """Every mask on every example: `measure(model, examples, gates, measure)` -> [mask, example].
 
 A mask changes nothing below the first layer where one of its gates is not 1. So one clean pass
-keeps what later passes start from: each needed layer's input and its heads' outputs. Then all masks
-that begin in one layer run together, as many as fit, from that layer on; its attention, which they
-share, is not computed again. The vocabulary is projected to only where an answer is read.
+keeps what later passes start from: each needed layer's input and its heads' outputs. Then masks run
+together, as many as fit, from the first layer that one of them touches; its attention, which they
+share, is not computed again, and those that begin in a later layer join the pass there. The
+vocabulary is projected to only where an answer is read.
 """
 
 from __future__ import annotations
 
 import gc
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -133,7 +135,7 @@ class _Sweep:
         sorted_already = torch.equal(self.order, torch.arange(len(self.order)))
         self.gates = values if sorted_already else values[self.order]
         self.touched = touched[self.order]
-        self.starts = _runs(firsts.tolist())
+        self.firsts: list[int] = firsts.tolist()
 
     def run(self) -> None:
         largest = min(self.budget, _STORED_BYTES // self._stored_per_token)
@@ -172,7 +174,7 @@ class _Sweep:
 
     def _measure_chunk(self, indices: list[int]) -> None:
         batch = Batch(self.model, [self.encoded[index] for index in indices])
-        starts = [first for first in self.starts if first != _NOWHERE and self.restart]
+        starts = sorted(set(self.firsts) - {_NOWHERE}) if self.restart else []
         clean = clean_pass(self.model, batch.tokens, starts, batch.rows, batch.positions)
         reference = batch.reference() if self.reference is None else self.reference
         wide = self.clean.dtype
@@ -180,35 +182,39 @@ class _Sweep:
         readings = batch.read(clean.logits[None], compared, self.measure)
         self.clean[indices] = batch.values(readings.to("cpu"), self.measure)[0].to(wide)
         launched: _Launched | None = None  # it runs while the next pass is prepared
-        for first, masks in self.starts.items():
-            if first == _NOWHERE:  # nothing is gated: the clean pass is the answer
-                self._put(masks, indices, self.clean[indices].expand(len(masks), -1))
+        whole = self.firsts.count(_NOWHERE)  # nothing is gated: the clean pass is the answer
+        if whole:
+            self._put(range(whole), indices, self.clean[indices].expand(whole, -1))
+        masks = range(whole, len(self.firsts))
+        while masks:
+            part = self._part(masks, batch)
+            try:
+                gates = self._gates_of(part, indices, batch)
+                logits = self._pass(batch, gates, part, clean, reference)
+                following = _Launched(part, batch.read(logits, compared, self.measure))
+                del logits  # the next pass needs the room
+            except torch.OutOfMemoryError:
+                if len(part) == 1:
+                    raise
+                self._back_off()
                 continue
-            while masks:
-                part = masks[: self._masks_in_a_pass(batch)]
-                try:
-                    gates = self._gates_of(part, indices, batch)
-                    logits = self._pass(
-                        batch, gates, self._layers_of(part), first, clean, reference
-                    )
-                    following = _Launched(part, batch.read(logits, compared, self.measure))
-                    del logits  # the next pass needs the room
-                except torch.OutOfMemoryError:
-                    if len(part) == 1:
-                        raise
-                    self._back_off()
-                    continue
-                if launched is not None:
-                    self._put(launched.masks, indices, batch.values(launched.land(), self.measure))
-                launched = following
-                masks = masks[len(part) :]
+            if launched is not None:
+                self._put(launched.masks, indices, batch.values(launched.land(), self.measure))
+            launched = following
+            masks = masks[len(part) :]
         if launched is not None:
             self._put(launched.masks, indices, batch.values(launched.land(), self.measure))
 
-    def _masks_in_a_pass(self, batch: Batch) -> int:
+    def _part(self, masks: range, batch: Batch) -> range:
+        """As many of the masks as fit into a pass, of one start where others may not join."""
         logits = 4 * len(batch.positions) * self.model.vocabulary
         room = _room_for_logits(self.model)
-        return max(1, min(self.budget // batch.tokens.ids.numel(), room // logits))
+        n = max(1, min(self.budget // batch.tokens.ids.numel(), room // logits))
+        forms = self.model.restart
+        if self.restart and forms is not None and not forms.joins:
+            ahead = self.firsts[masks.start :]
+            n = min(n, ahead.count(ahead[0]))
+        return masks[:n]
 
     def _gates_of(self, masks: range, indices: list[int], batch: Batch) -> Gates:
         """Some masks on this batch: [mask, sequence|1, layer, head, position|1]."""
@@ -222,21 +228,19 @@ class _Sweep:
         return self.touched[masks.start : masks.stop].any(0).nonzero().flatten().tolist()
 
     def _pass(
-        self,
-        batch: Batch,
-        gates: Gates,
-        layers: list[int],
-        first: int,
-        clean: CleanPass,
-        reference: Reference,
+        self, batch: Batch, gates: Gates, masks: range, clean: CleanPass, reference: Reference
     ) -> Tensor:
         """Logits [mask, place, vocabulary]."""
         n = gates.n_masks
         with ExitStack() as stack:
             there = gates.to(self.model.device)
-            stack.enter_context(self.model.gated(there, reference, layers=layers))
+            gated = self.model.gated(
+                there, reference, self._layers_of(masks), rows_of_a_mask=len(batch.tokens.ids)
+            )
+            stack.enter_context(gated)
             if self.restart:
-                stack.enter_context(restarted(self.model, first, clean, copies=n))
+                starts = Counter(self.firsts[masks.start : masks.stop])
+                stack.enter_context(restarted(self.model, starts, clean))
             logits = self.model.logits_at(*batch.repeated(n))
         return logits.view(n, len(batch.positions), -1)
 
@@ -349,14 +353,6 @@ def _touched_layers(gates: Tensor) -> Tensor:
 def _first_layers(touched: Tensor) -> Tensor:
     """[mask], the first layer that each mask touches."""
     return touched.int().argmax(1).masked_fill(~touched.any(1), _NOWHERE)
-
-
-def _runs(numbers: list[int]) -> dict[int, range]:
-    """Where each number stands in a sorted list."""
-    return {
-        number: range(numbers.index(number), numbers.index(number) + numbers.count(number))
-        for number in dict.fromkeys(numbers)
-    }
 
 
 _TOLD: WeakSet[Model] = WeakSet()

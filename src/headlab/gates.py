@@ -146,14 +146,15 @@ class Gates:
         """All their masks one after the other. The other axes must agree."""
         return cls(torch.cat([each.values for each in gates]), " ".join(AXES))
 
-    def for_rows(self, layer: int, rows: int, positions: int) -> Tensor:
+    def for_rows(self, layer: int, rows: int, positions: int, masks: int | None = None) -> Tensor:
         """This layer's gates for a batch: [row|1, position|1, head, 1].
 
-        The batch holds every mask in turn, each with every example:
+        The batch holds every mask in turn, or the first so many, each with every example:
         row = mask · examples + example.
         """
-        masks, examples, _, heads, _ = self.values.shape
-        values = self.values[:, :, layer]  # [mask, example|1, head, position|1]
+        _, examples, _, heads, _ = self.values.shape
+        values = self.values[:masks, :, layer]  # [mask, example|1, head, position|1]
+        masks = len(values)
         if rows % masks:
             raise HeadlabError(
                 f"{masks} masks need a batch of {masks} x examples rows, {rows} rows were given"

@@ -321,10 +321,12 @@ class Model(Texts):
         reference: Reference = ZERO,
         layers: Sequence[int] | None = None,
         boost: Tensor | None = None,
+        rows_of_a_mask: int | None = None,
     ) -> Iterator[Gates]:
         """Within the block every pass of the model has its heads gated: in every layer, or only in
         `layers`, where the caller knows that the gates of all others are 1. `boost` is added to
-        the gated heads: directions [mask|1, example|1, layer, head, width]."""
+        the gated heads: directions [mask|1, example|1, layer, head, width]. With `rows_of_a_mask` a
+        layer may have the rows of the first masks only, the others joining later."""
         gates = gates if isinstance(gates, Gates) else Gates(gates)
         self.require_shape(gates)
         if self._gates is not None:
@@ -344,8 +346,9 @@ class Model(Texts):
 
         def gate(layer: int, z: Tensor) -> Tensor:
             rows, positions = z.shape[:2]
-            g = gates.for_rows(layer, rows, positions)
-            gated = gate_heads(z, g, reference.for_rows(layer, rows, gates.n_masks, positions))
+            masks = rows // rows_of_a_mask if rows_of_a_mask else gates.n_masks
+            g = gates.for_rows(layer, rows, positions, masks)
+            gated = gate_heads(z, g, reference.for_rows(layer, rows, masks, positions))
             if boost is None:
                 return gated
             pushed = boost[:, :, layer].expand(gates.n_masks, rows // gates.n_masks, -1, -1)

@@ -86,8 +86,9 @@ def check(model: Model) -> Check:
     """Run every proof on random tokens and report the largest difference of each.
 
     Never raises for a wrong model: `.passed` says, `.require()` raises. As a side effect the model
-    learns which shortcuts are proved: restarting at a layer, logits at chosen places only, the
-    last layer at those places only, norms and rotary positions in few kernels.
+    learns which shortcuts are proved: restarting at a layer, joining a pass there, logits at
+    chosen places only, the last layer at those places only, norms and rotary positions in few
+    kernels.
 
     >>> headlab.check(model).passed                                           # doctest: +SKIP
     True
@@ -100,7 +101,7 @@ def check(model: Model) -> Check:
         if proof.refuses and prove in (_finite, _called_once):
             break  # nothing after it could be computed
     else:
-        shortcuts = (_places, _restart, _ending, _norms, _rotary)
+        shortcuts = (_places, _restart, _joining, _ending, _norms, _rotary)
         proofs += [prove(model, tokens) for prove in shortcuts]
     return Check(model.name, proofs)
 
@@ -292,6 +293,35 @@ def _restart(model: Model, tokens: Tokens) -> Proof:
     return dataclasses.replace(proof, required=False)
 
 
+def _joining(model: Model, tokens: Tokens) -> Proof:
+    claim = "masks that join a pass, each at its own layer, give what they give in a whole pass"
+    if model.restart is None:
+        note = "it needs the proof above"
+        return Proof("joining", claim, float("inf"), 0.0, note=note, required=False)
+    alone = proved = model.restart
+    n = model.n_layers
+    gates = Gates.stack(
+        [Gates.ablate(model, [Head(layer, layer % model.n_heads)]) for layer in range(n)]
+    )
+    each = len(tokens.ids)
+    repeated = tokens.repeated(n)
+    places = _every_place(repeated)
+    clean = clean_pass(model, tokens, range(n), *_every_place(tokens))
+    try:
+        with model.gated(gates, rows_of_a_mask=each):
+            whole = model.logits_at(repeated, *places)
+            model.restart = dataclasses.replace(alone, joins=True)
+            with restarted(model, dict.fromkeys(range(n), 1), clean):
+                joined = model.logits_at(repeated, *places)
+        proof = _compared(model, "joining", claim, whole, joined)
+        proved = model.restart if proof.passed else alone
+    except Exception as error:  # as above
+        proof = Proof("joining", claim, float("inf"), 0.0, note=str(error))
+    finally:
+        model.restart = proved
+    return dataclasses.replace(proof, required=False)
+
+
 def _ending(model: Model, tokens: Tokens) -> Proof:
     claim = "the last layer run at chosen places only gives the full pass's logits there"
     some = torch.arange(1, tokens.ids.numel(), 3, device=tokens.ids.device)  # not whole rows
@@ -345,7 +375,7 @@ def _restart_at_layers(model: Model, tokens: Tokens, claim: str) -> Iterator[Pro
     places = _every_place(tokens)
     clean = clean_pass(model, tokens, range(model.n_layers), *places)
     for layer in range(model.n_layers):
-        with restarted(model, layer, clean):
+        with restarted(model, {layer: 1}, clean):
             logits = model.logits_at(tokens, *places)
         yield Proof("restart", claim, _difference(clean.logits, logits), 0.0, layer)
 

@@ -1,12 +1,13 @@
 """Shorten a pass: start it at a layer, end it at the places that are read.
 
-What lies below the start is skipped; its input and its heads are given. Above the last attention
-every position is by itself, so that the rest runs only where logits are asked for.
+What lies below the start is skipped; its input and its heads are given. Rows that start higher up
+join the pass there. Above the last attention every position is by itself, so that the rest runs
+only where logits are asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,8 @@ class Forms:
     blocks: list[int]
     attentions: list[int | None]  # None: it gives more than the output projection's output
     ends_early: bool = False  # the last layer may end at the places read, as headlab.check proves
+    joins: bool = False  # rows may join a pass at a layer, as headlab.check proves
+    by_row: tuple[dict[str, int], ...] = ()  # what each layer is given for every row (`_rows_of`)
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,10 @@ def learn_forms(model: Model, tokens: Tokens) -> Forms:
     blocks: list[int] = []
     attentions: list[int | None] = []
     projected: list[Tensor] = []
+    sizes: list[dict[str, int]] = []
+
+    def before_block(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        sizes.append({path: len(each) for path, each in _tensors(args, kwargs) if each.ndim})
 
     def after_block(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         blocks.append(len(output) if isinstance(output, tuple) else 0)
@@ -62,7 +69,37 @@ def learn_forms(model: Model, tokens: Tokens) -> Forms:
             keep = projection.register_forward_hook(lambda _, __, out: projected.append(out))
             stack.callback(keep.remove)
         model.hf(**model.inputs(tokens))
-    return Forms(blocks, attentions)
+    with ExitStack() as stack, torch.no_grad():
+        for block in model.seam.blocks:
+            hook = block.register_forward_pre_hook(before_block, with_kwargs=True)
+            stack.callback(hook.remove)
+        for copies in (1, 3):
+            model.hf(**model.inputs(tokens.repeated(copies)))
+    n = model.n_layers
+    by_row = tuple(
+        _rows_of(few, many, len(tokens.ids)) for few, many in zip(sizes[:n], sizes[n:], strict=True)
+    )
+    return Forms(blocks, attentions, by_row=by_row)
+
+
+def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """What a layer is given, each tensor by name, except for the hidden states."""
+    named = {**{str(number): each for number, each in enumerate(args)}, **kwargs}
+    hidden = _hidden(args, kwargs)
+    for name, given in named.items():
+        parts = enumerate(given) if isinstance(given, tuple) else [("", given)]
+        for number, part in parts:
+            if isinstance(part, Tensor) and part is not hidden:
+                yield f"{name}.{number}", part
+
+
+def _rows_of(few: dict[str, int], many: dict[str, int], rows: int) -> dict[str, int]:
+    """What grew with the rows when there were three times as many, and its size for each row."""
+    return {
+        path: size // rows
+        for path, size in few.items()
+        if size % rows == 0 and many.get(path) == 3 * size
+    }
 
 
 def clean_pass(
@@ -97,35 +134,72 @@ def clean_pass(
 
 @contextmanager
 def restarted(
-    model: Model, layer: int, clean: CleanPass, copies: int = 1, share: bool = True
+    model: Model, starts: Mapping[int, int], clean: CleanPass, share: bool = True
 ) -> Iterator[None]:
-    """Within the block a pass over `copies` times the clean pass's rows begins at `layer`.
+    """Within the block a pass begins at the first of the layers `starts`, with so many copies of
+    the clean pass's rows, and those of each later one join it there, after those that run already.
 
-    The model's own forward still runs, so masks, positions and rotary tables are its own; the
-    skipped layers hand their input on untouched. With `share`, the layer's attention is not
-    computed again: its projection gets the clean pass's z, through the seam, where gates act.
+    The model's own forward still runs, over all rows, so masks, positions and rotary tables are its
+    own; the skipped layers hand their input on untouched. With `share`, the first layer's attention
+    is not computed again: its projection gets the clean pass's z, through the seam, where gates
+    act.
     """
     forms = model.restart
     if forms is None:
         raise HeadlabError(f"{model.name} has not been proved to restart (headlab check)")
-    hidden = clean.inputs[layer].repeat(copies, 1, 1)
+    if len(starts) > 1 and not forms.joins:
+        raise HeadlabError(f"rows have not been proved to join {model.name} (headlab check)")
+    layers = sorted(starts)
+    first, last = layers[0], layers[-1]
+    all_rows = sum(starts.values()) * len(clean.inputs[first])
 
-    def replace(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return _with_hidden(hidden, args, kwargs)
+    def entering(layer: int) -> Callable[..., Any]:
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            hidden = _hidden(args, kwargs)
+            if layer in starts:
+                fresh = clean.inputs[layer].repeat(starts[layer], 1, 1)
+                hidden = fresh if layer == first else torch.cat([hidden, fresh])
+            args, kwargs = _with_hidden(hidden, args, kwargs)
+            if layer < last:  # some are still missing
+                return _cut(args, kwargs, forms.by_row[layer], len(hidden), all_rows)
+            return args, kwargs
+
+        return hook
 
     def project(*_: Any, **__: Any) -> Tensor:
-        return model.seam.projections[layer](clean.z[layer].repeat(copies, 1, 1))
+        return model.seam.projections[first](clean.z[first].repeat(starts[first], 1, 1))
 
     with ExitStack() as stack:
-        for below in range(layer):
+        for below in range(first):
             form = forms.blocks[below]
             stack.enter_context(_answering(model.seam.blocks[below], _hand_on, form))
-        block = model.seam.blocks[layer]
-        stack.callback(block.register_forward_pre_hook(replace, with_kwargs=True).remove)
-        attention = forms.attentions[layer]
+        for layer in range(first, last + 1):
+            hook = model.seam.blocks[layer].register_forward_pre_hook(
+                entering(layer), with_kwargs=True
+            )
+            stack.callback(hook.remove)
+        attention = forms.attentions[first]
         if share and attention is not None:
-            stack.enter_context(_answering(model.seam.attentions[layer], project, attention))
+            stack.enter_context(_answering(model.seam.attentions[first], project, attention))
         yield
+
+
+def _cut(
+    args: tuple[Any, ...], kwargs: dict[str, Any], by_row: dict[str, int], rows: int, all_rows: int
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What a layer is given, for the first rows only."""
+
+    def cut(name: str, given: Any) -> Any:
+        if isinstance(given, tuple):
+            return tuple(own(f"{name}.{number}", part) for number, part in enumerate(given))
+        return own(f"{name}.", given)
+
+    def own(path: str, part: Any) -> Any:
+        each = by_row.get(path)
+        return part if each is None or len(part) != each * all_rows else part[: each * rows]
+
+    cut_args = tuple(cut(str(number), each) for number, each in enumerate(args))
+    return cut_args, {name: cut(name, each) for name, each in kwargs.items()}
 
 
 class _HeadsReady(Exception):  # noqa: N818, nothing is wrong

@@ -1,0 +1,136 @@
+"""The plain way: a forward hook of torch before the output projection, a pass a head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from . import gated, kept, log_probs, midpoints, twin
+
+Edit = Callable[[int, Tensor], Tensor | None]  # layer, z [prompt, position, head, width]
+
+
+class Hooks:
+    name = "hooks"
+
+    def __init__(self, network: PreTrainedModel):
+        self.network = twin(network)
+        self.n_layers = network.config.num_hidden_layers
+        self.n_heads = network.config.num_attention_heads
+        self.projections = [layer.self_attn.o_proj for layer in self.network.model.layers]
+
+    @contextmanager
+    def editing(self, edit: Edit, layers: Sequence[int]) -> Iterator[None]:
+        def before(layer: int):
+            def hook(_, args):
+                z = edit(layer, args[0].unflatten(-1, (self.n_heads, -1)))
+                return None if z is None else (z.flatten(-2), *args[1:])
+
+            return hook
+
+        handles = [self.projections[n].register_forward_pre_hook(before(n)) for n in layers]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def run(self, ids: Tensor) -> Tensor:
+        return self.network(ids, use_cache=False).logits
+
+    def cache(self, ids: Tensor) -> list[Tensor]:
+        """z of every layer."""
+        found: list[Tensor] = []
+        with self.editing(lambda _, z: found.append(z), range(self.n_layers)), torch.no_grad():
+            self.run(ids)
+        return found
+
+    @torch.no_grad()
+    def ablate(self, ids: Tensor, targets: Tensor, heads: Sequence[int]) -> Tensor:
+        found = []
+        for number in heads:
+            layer, head = divmod(int(number), self.n_heads)
+
+            def zero(_, z, head=head):
+                z = z.clone()
+                z[:, :, head] = 0
+                return z
+
+            with self.editing(zero, [layer]):
+                found.append(log_probs(self.run(ids), targets))
+        return torch.stack(found).cpu()
+
+    @torch.no_grad()
+    def patch(self, ids: Tensor, others: Tensor, targets: Tensor, heads: Sequence[int]) -> Tensor:
+        other = self.cache(others)
+        found = []
+        for number in heads:
+            layer, head = divmod(int(number), self.n_heads)
+
+            def swap(layer, z, head=head):
+                z = z.clone()
+                z[:, :, head] = other[layer][:, :, head]
+                return z
+
+            with self.editing(swap, [layer]):
+                found.append(log_probs(self.run(ids), targets))
+        return torch.stack(found).cpu()
+
+    @torch.no_grad()
+    def keep(
+        self, ids: Tensor, others: Tensor, targets: Tensor, orders: Tensor, ks: Sequence[int]
+    ) -> Tensor:
+        other = self.cache(others)
+        rows = []
+        for order in orders.to(ids.device):
+            row = []
+            for k in ks:
+                live = kept(order, k, self.n_layers, self.n_heads)[..., None]
+
+                def swap(layer, z, live=live):
+                    return torch.where(live[layer], z, other[layer])
+
+                with self.editing(swap, range(self.n_layers)):
+                    row.append(log_probs(self.run(ids), targets))
+            rows.append(torch.stack(row))
+        return torch.stack(rows).cpu()
+
+    def attribute(self, ids: Tensor, others: Tensor, targets: Tensor, steps: int) -> Tensor:
+        other = self.cache(others)
+        total = torch.zeros(self.n_layers, self.n_heads, device=ids.device)
+        for at in midpoints(steps):
+            gates = torch.full_like(total, at, requires_grad=True)
+
+            def move(layer, z, gates=gates):
+                return gated(z, gates[layer], other[layer])
+
+            with self.editing(move, range(self.n_layers)):
+                value = log_probs(self.run(ids), targets).mean()
+            total += torch.autograd.grad(value, gates)[0]
+        return (total / steps).cpu()
+
+    @torch.no_grad()
+    def generate(self, ids: Tensor, masks: Tensor, new: int) -> Tensor:
+        found = []
+        for mask in masks.to(ids.device, self.network.dtype):
+
+            def scale(layer, z, mask=mask):
+                if z.shape[1] > 1:  # the prompt
+                    return None
+                return z * mask[layer][:, None]
+
+            with self.editing(scale, range(self.n_layers)):
+                written = self.network.generate(
+                    input_ids=ids,
+                    attention_mask=torch.ones_like(ids),
+                    max_new_tokens=new,
+                    min_new_tokens=new,
+                    do_sample=False,
+                    pad_token_id=0,
+                )
+            found.append(written[:, ids.shape[1] :])
+        return torch.stack(found).cpu()

@@ -1,0 +1,133 @@
+"""nnsight: a TransformersModel over the network, a trace a pass, edits of o_proj's input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import nnsight
+import torch
+from nnsight import TransformersModel
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from . import gated, kept, log_probs, midpoints, no_words, twin
+
+
+class NNsight:
+    name = "nnsight 0.8"
+
+    def __init__(self, network: PreTrainedModel, heads_a_trace: int = 1):
+        self.heads_a_trace = heads_a_trace  # more: one larger batch, of an invoke a head
+        self.model = TransformersModel(
+            twin(network), task="text-generation", tokenizer=no_words(), device=network.device
+        )
+        self.n_layers = network.config.num_hidden_layers
+        self.n_heads = network.config.num_attention_heads
+        self.dtype = network.dtype
+        self.projections = [layer.self_attn.o_proj for layer in self.model.model.layers]
+        self.width = self.projections[0]._module.in_features // self.n_heads
+
+    def cache(self, ids: Tensor) -> list[Tensor]:
+        """o_proj's input of every layer, [prompt, position, head * width]."""
+        with torch.no_grad():
+            with self.model.trace(input_ids=ids, use_cache=False):
+                found = nnsight.save([])
+                for projection in self.projections:
+                    found.append(projection.input)
+        return found
+
+    def slice_of(self, number: int) -> tuple[int, slice]:
+        layer, head = divmod(int(number), self.n_heads)
+        return layer, slice(head * self.width, (head + 1) * self.width)
+
+    @torch.no_grad()
+    def ablate(self, ids: Tensor, targets: Tensor, heads: Sequence[int]) -> Tensor:
+        if self.heads_a_trace > 1:
+            return self._several(ids, targets, heads, None)
+        found = []
+        for number in heads:
+            layer, own = self.slice_of(number)
+            with self.model.trace(input_ids=ids, use_cache=False):
+                self.projections[layer].input[:, :, own] = 0
+                value = log_probs(self.model.output.logits, targets).save()
+            found.append(value)
+        return torch.stack(found).cpu()
+
+    @torch.no_grad()
+    def patch(self, ids: Tensor, others: Tensor, targets: Tensor, heads: Sequence[int]) -> Tensor:
+        other = self.cache(others)
+        if self.heads_a_trace > 1:
+            return self._several(ids, targets, heads, other)
+        found = []
+        for number in heads:
+            layer, own = self.slice_of(number)
+            with self.model.trace(input_ids=ids, use_cache=False):
+                self.projections[layer].input[:, :, own] = other[layer][:, :, own]
+                value = log_probs(self.model.output.logits, targets).save()
+            found.append(value)
+        return torch.stack(found).cpu()
+
+    def _several(
+        self, ids: Tensor, targets: Tensor, heads: Sequence[int], other: list[Tensor] | None
+    ) -> Tensor:
+        """Heads batched: an invoke a head, several in a trace."""
+        found: list[Tensor] = []
+        for start in range(0, len(heads), self.heads_a_trace):
+            with self.model.trace(use_cache=False) as tracer:
+                values = nnsight.save([])
+                for number in heads[start : start + self.heads_a_trace]:
+                    layer, own = self.slice_of(number)
+                    with tracer.invoke(input_ids=ids):
+                        given = 0 if other is None else other[layer][:, :, own]
+                        self.projections[layer].input[:, :, own] = given
+                        values.append(log_probs(self.model.output.logits, targets))
+            found.extend(values)
+        return torch.stack(found).cpu()
+
+    @torch.no_grad()
+    def keep(
+        self, ids: Tensor, others: Tensor, targets: Tensor, orders: Tensor, ks: Sequence[int]
+    ) -> Tensor:
+        other = self.cache(others)
+        rows = []
+        for order in orders.to(ids.device):
+            row = []
+            for k in ks:
+                live = kept(order, k, self.n_layers, self.n_heads)
+                live = live.repeat_interleave(self.width, -1)  # [layer, head * width]
+                with self.model.trace(input_ids=ids, use_cache=False):
+                    for layer, projection in enumerate(self.projections):
+                        projection.input = torch.where(live[layer], projection.input, other[layer])
+                    value = log_probs(self.model.output.logits, targets).save()
+                row.append(value)
+            rows.append(torch.stack(row))
+        return torch.stack(rows).cpu()
+
+    def attribute(self, ids: Tensor, others: Tensor, targets: Tensor, steps: int) -> Tensor:
+        other = [z.unflatten(-1, (self.n_heads, -1)) for z in self.cache(others)]
+        total = torch.zeros(self.n_layers, self.n_heads, device=ids.device)
+        for at in midpoints(steps):
+            gates = torch.full_like(total, at, requires_grad=True)
+            with self.model.trace(input_ids=ids, use_cache=False):
+                for layer, projection in enumerate(self.projections):
+                    z = projection.input.unflatten(-1, (self.n_heads, -1))
+                    projection.input = gated(z, gates[layer], other[layer]).flatten(-2)
+                value = log_probs(self.model.output.logits, targets).mean().save()
+            total += torch.autograd.grad(value, gates)[0]
+        return (total / steps).cpu()
+
+    @torch.no_grad()
+    def generate(self, ids: Tensor, masks: Tensor, new: int) -> Tensor:
+        found = []
+        settings = {"do_sample": False, "pad_token_id": 0}
+        for mask in masks.to(ids.device, self.dtype):
+            scale = mask.repeat_interleave(self.width, -1)  # [layer, head * width]
+            with self.model.generate(
+                input_ids=ids, max_new_tokens=new, min_new_tokens=new, **settings
+            ) as tracer:
+                for _ in tracer.iter[1:new]:  # step 0 is the prompt
+                    for layer, projection in enumerate(self.projections):
+                        projection.input = projection.input * scale[layer]
+                written = tracer.result.save()
+            found.append(written[:, ids.shape[1] :])
+        return torch.stack(found).cpu()
