@@ -9,7 +9,8 @@ import torch
 from tiny import ARCHITECTURES, random_ids, tiny, tiny_tokenizer
 from training import steps, trainer
 
-from headlab import Example, Gates, Head, Model, counterfactual_reference, measure
+from headlab import Example, Gates, Head, Model, counterfactual_reference, generate, measure
+from headlab.generation import writing
 from headlab.proofs import check
 from headlab.sparse import edges_kept, gate_attention
 
@@ -61,6 +62,27 @@ def test_the_engine_on_a_gpu_gives_the_cpus_table(name, reference):
         tables.append(scored.values)
     assert (tables[0] - tables[2]).abs().max() < 1e-4
     assert (tables[1] - tables[3]).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_steps_that_are_replayed_write_the_same(name, monkeypatch):
+    model = Model(copy.deepcopy(tiny(name)).cuda(), tiny_tokenizer(), name=name)
+    check(model)
+    model.hf.generation_config.eos_token_id = None
+    rows = [random_ids(1, length, seed=length)[0] for length in (5, 9, 6)]
+    replays = []
+    plain = torch.cuda.CUDAGraph.replay
+    monkeypatch.setattr(
+        torch.cuda.CUDAGraph, "replay", lambda graph: replays.append(1) or plain(graph)
+    )
+    found = generate(model, rows, Gates.each_head(model), max_new_tokens=40)
+    if name in ("llama", "gpt2", "qwen2", "olmo", "gpt-neox"):
+        assert len(replays) == 39, "all but the first, which is looked at after its recording"
+    monkeypatch.setattr(writing, "can_replay", lambda model: False)
+    again = generate(model, rows, Gates.each_head(model), max_new_tokens=40)
+    assert [[each.ids for each in row] for row in found.rows] == [
+        [each.ids for each in row] for row in again.rows
+    ]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

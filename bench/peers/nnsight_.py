@@ -1,4 +1,4 @@
-"""nnsight: a TransformersModel over the network, a trace a pass, edits of o_proj's input."""
+"""nnsight: the network wrapped, a trace a pass, edits of the output projection's input."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import nnsight
 import torch
-from nnsight import TransformersModel
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -16,24 +15,29 @@ from . import gated, kept, log_probs, midpoints, no_words, twin
 class NNsight:
     name = "nnsight 0.8"
 
-    def __init__(self, network: PreTrainedModel, heads_a_trace: int = 1):
-        self.heads_a_trace = heads_a_trace  # more: one larger batch, of an invoke a head
-        self.model = TransformersModel(
-            twin(network), task="text-generation", tokenizer=no_words(), device=network.device
-        )
+    def __init__(self, network: PreTrainedModel, heads_a_trace: int | None = None):
+        """Several heads in a trace are one larger batch, an invoke each: faster where a pass waits
+        for Python more than for arithmetic."""
+        on_gpu = network.device.type == "cuda"
+        self.heads_a_trace = heads_a_trace or (8 if on_gpu else 1)
+        self.network = twin(network)
         self.n_layers = network.config.num_hidden_layers
         self.n_heads = network.config.num_attention_heads
-        self.dtype = network.dtype
+        # The bare wrapper adds less to a pass; the other one can batch invokes.
+        self.model = nnsight.NNsight(self.network)
         self.projections = [layer.self_attn.o_proj for layer in self.model.model.layers]
-        self.width = self.projections[0]._module.in_features // self.n_heads
+        self.width = self.network.model.layers[0].self_attn.o_proj.in_features // self.n_heads
+        self.batched = nnsight.TransformersModel(
+            twin(network), task="text-generation", tokenizer=no_words(), device=network.device
+        )
 
+    @torch.no_grad()
     def cache(self, ids: Tensor) -> list[Tensor]:
         """o_proj's input of every layer, [prompt, position, head * width]."""
-        with torch.no_grad():
-            with self.model.trace(input_ids=ids, use_cache=False):
-                found = nnsight.save([])
-                for projection in self.projections:
-                    found.append(projection.input)
+        with self.model.trace(input_ids=ids, use_cache=False):
+            found = nnsight.save([])
+            for projection in self.projections:
+                found.append(projection.input)
         return found
 
     def slice_of(self, number: int) -> tuple[int, slice]:
@@ -70,17 +74,17 @@ class NNsight:
     def _several(
         self, ids: Tensor, targets: Tensor, heads: Sequence[int], other: list[Tensor] | None
     ) -> Tensor:
-        """Heads batched: an invoke a head, several in a trace."""
+        projections = [layer.self_attn.o_proj for layer in self.batched.model.layers]
         found: list[Tensor] = []
         for start in range(0, len(heads), self.heads_a_trace):
-            with self.model.trace(use_cache=False) as tracer:
+            with self.batched.trace(use_cache=False) as tracer:
                 values = nnsight.save([])
                 for number in heads[start : start + self.heads_a_trace]:
                     layer, own = self.slice_of(number)
                     with tracer.invoke(input_ids=ids):
                         given = 0 if other is None else other[layer][:, :, own]
-                        self.projections[layer].input[:, :, own] = given
-                        values.append(log_probs(self.model.output.logits, targets))
+                        projections[layer].input[:, :, own] = given
+                        values.append(log_probs(self.batched.output.logits, targets))
             found.extend(values)
         return torch.stack(found).cpu()
 
@@ -119,12 +123,17 @@ class NNsight:
     @torch.no_grad()
     def generate(self, ids: Tensor, masks: Tensor, new: int) -> Tensor:
         found = []
-        settings = {"do_sample": False, "pad_token_id": 0}
-        for mask in masks.to(ids.device, self.dtype):
+        asked = {
+            "input_ids": ids,
+            "attention_mask": torch.ones_like(ids),
+            "max_new_tokens": new,
+            "min_new_tokens": new,
+            "do_sample": False,
+            "pad_token_id": 0,
+        }
+        for mask in masks.to(ids.device, self.network.dtype):
             scale = mask.repeat_interleave(self.width, -1)  # [layer, head * width]
-            with self.model.generate(
-                input_ids=ids, max_new_tokens=new, min_new_tokens=new, **settings
-            ) as tracer:
+            with self.model.trace(fn=self.network.generate, **asked) as tracer:
                 for _ in tracer.iter[1:new]:  # step 0 is the prompt
                     for layer, projection in enumerate(self.projections):
                         projection.input = projection.input * scale[layer]

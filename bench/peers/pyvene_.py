@@ -30,9 +30,7 @@ class Pyvene:
         self.n_heads = network.config.num_attention_heads
         self.width = self.network.model.layers[0].self_attn.o_proj.in_features // self.n_heads
         # Faster than head_attention_value_output, which gathers and scatters by index.
-        places = [
-            f"model.layers[{layer}].self_attn.o_proj.input" for layer in range(self.n_layers)
-        ]
+        places = [f"model.layers[{layer}].self_attn.o_proj.input" for layer in range(self.n_layers)]
         self.edits = [Edit(keep_last_dim=True) for _ in places]
         pairs = list(zip(places, self.edits, strict=True))
         self.alone = [self.wrapped([pair]) for pair in pairs]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from headlab.model import Model, Tokens
 
 # Largest allowed difference, relative to the largest number compared: some hundred roundings.
-_TOLERANCE = {
+TOLERANCE = {
     torch.float64: 1e-12,
     torch.float32: 1e-5,
     torch.float16: 1e-2,
@@ -422,7 +422,7 @@ def _compared(
     model: Model, name: str, claim: str, expected: Tensor, got: Tensor, layer: int | None = None
 ) -> Proof:
     scale = max(1.0, float(expected.abs().max()))
-    tolerance = _TOLERANCE.get(model.dtype, 5e-2) * scale
+    tolerance = TOLERANCE.get(model.dtype, 5e-2) * scale
     return Proof(name, claim, _difference(expected, got), tolerance, layer)
 
 

@@ -17,7 +17,8 @@ from headlab.activations.arm import armed
 from headlab.errors import HeadlabError
 from headlab.gates import AXES, Gates
 from headlab.generation.ending import Written
-from headlab.generation.keys import make_cache
+from headlab.generation.keys import has_room, make_cache
+from headlab.generation.replay import WORTH, FixedSteps
 
 if TYPE_CHECKING:
     from headlab.generation.writing import Writer
@@ -65,7 +66,7 @@ class Batch:
         self.mask[:, : self.length] = self.tokens.keys[rows]
         self.needs_mask = self._needs_mask()
         picked = torch.tensor(masks)
-        self.gates = writer.masks[picked].to(device).repeat(len(prompts), 1, 1)  # [row, ...]
+        self.gates = _by_row(writer.masks[picked].to(device).repeat(len(prompts), 1, 1))
         self.boosts = None
         if writer.boosts is not None:
             chosen = writer.boosts if len(writer.boosts) == 1 else writer.boosts[picked]
@@ -76,6 +77,7 @@ class Batch:
         self.counted = 0  # tokens that progress was told of
         self.is_finite = torch.tensor(True)  # [row], all logits so far
         self.following: Tensor | None = None  # [row], the newest token
+        self._fixed: FixedSteps | None = None  # steps that are replayed
 
     # --- passes ---
 
@@ -86,7 +88,7 @@ class Batch:
         if not shared:
             tokens = tokens.picked(self.owners)
         every = len(self.masks) if shared else 1  # a prompt's rows stand beside each other
-        with nullcontext() if shared else self._gated(), self._armed(tokens.positions, every):
+        with nullcontext() if shared else self.gating(), self._armed(tokens.positions, every):
             logits = self._pass(tokens.ids, tokens.keys, tokens.positions)
         if shared and len(self.masks) > 1:
             self.cache.batch_select_indices(self.owners)
@@ -102,23 +104,45 @@ class Batch:
         most = min(self.most[self.rows[place][1]] for place in self.live)
         steps = min(steps, most - self.done, self._places_left())
         fresh: list[Tensor] = []
-        with self._gated():
-            for _ in range(steps):
-                assert self.following is not None
-                stop = self.length + self.done + len(fresh)
-                where = (self.reach + self.done + len(fresh) - 1)[:, None]
-                with self._armed(where):
+        for _ in range(steps):
+            assert self.following is not None
+            stop = self.length + self.done + len(fresh)
+            where = (self.reach + self.done + len(fresh) - 1)[:, None]
+            fixed = self._fixed_steps(stop, most - self.done - len(fresh))
+            if fixed is not None:
+                logits = fixed.step(self.following, where, stop)
+                self.writer.replays = fixed.works
+            else:
+                with self.gating(), self._armed(where):
                     logits = self._pass(self.following[:, None], self.mask[:, :stop], where)
-                self.is_finite = logits.isfinite().all(-1) & self.is_finite
-                self.following = self._choose(logits, len(fresh))
-                fresh.append(self.following)
+            self.is_finite = logits.isfinite().all(-1) & self.is_finite
+            self.following = self._choose(logits, len(fresh))
+            fresh.append(self.following)
         self._look(fresh)
 
+    def _fixed_steps(self, stop: int, left: int) -> FixedSteps | None:
+        """Steps that can be replayed, if they are worth making."""
+        fixed = self._fixed
+        if fixed is not None and (stop > fixed.width or not self.writer.replays):
+            self._release(stop - 1)
+            fixed = None
+        if fixed is None and self.writer.replays and left >= WORTH and has_room(self.cache):
+            fixed = self._fixed = FixedSteps(self, stop)
+        return fixed
+
+    def _release(self, filled: int) -> None:
+        if self._fixed is not None:
+            self._fixed.leave(filled)
+            self._fixed = None
+
     def _pass(self, ids: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
+        return self.forward(ids, mask.long() if self.needs_mask else None, positions)
+
+    def forward(self, ids: Tensor, mask: Tensor | None, positions: Tensor) -> Tensor:
         """Logits after the last token of each row, [row, vocabulary]."""
         inputs: dict[str, Any] = {
             "input_ids": ids,
-            "attention_mask": mask.long() if self.needs_mask else None,
+            "attention_mask": mask,
             "past_key_values": self.cache,
             "use_cache": True,
         }
@@ -129,12 +153,12 @@ class Batch:
         logits: Tensor = self.model.hf(**inputs).logits[:, -1]
         return logits
 
-    def _gated(self) -> AbstractContextManager[Any]:
+    def gating(self) -> AbstractContextManager[Any]:
+        """The gates of all rows as they are now."""
         if self.writer.is_plain:
             return nullcontext()
-        gates = Gates(self.gates[None, :, :, :, None], " ".join(AXES))
         boost = None if self.boosts is None else self.boosts[None]
-        return self.model.gated(gates, self.writer.reference, boost=boost)
+        return self.model.gated(self.gates, self.writer.reference, boost=boost)
 
     def _armed(self, positions: Tensor, every: int = 1) -> AbstractContextManager[Any]:
         """ARM at these positions [row, position], for all rows or each so many."""
@@ -187,10 +211,12 @@ class Batch:
 
     def _keep(self) -> None:
         """Only the rows that have not ended."""
+        self._release(self.length + self.done - 1)
         rows = torch.tensor(self.live, device=self.model.device)
         self.cache.batch_select_indices(rows)
-        for name in ("numbers", "reach", "mask", "gates", "is_finite"):
+        for name in ("numbers", "reach", "mask", "is_finite"):
             setattr(self, name, getattr(self, name)[rows])
+        self.gates = _by_row(self.gates.values[0, rows, :, :, 0])
         if self.boosts is not None:
             self.boosts = self.boosts[rows]
         if self.keys is not None:
@@ -206,6 +232,11 @@ class Batch:
         if self.tokens.given is not None or self.tokens.hidden is not None:
             return True
         return {len(self.writer.prompts[prompt]) for _, prompt in self.rows} != {self.length}
+
+
+def _by_row(values: Tensor) -> Gates:
+    """Each row's own gates, [row, layer, head]."""
+    return Gates(values[None, :, :, :, None], " ".join(AXES))
 
 
 def _of(rows: list[Tensor] | None, numbers: list[int]) -> list[Tensor] | None:

@@ -18,6 +18,7 @@ from headlab.generation.batch import Batch
 from headlab.generation.choosing import Choice
 from headlab.generation.ending import Ends, Written
 from headlab.generation.planning import Plan
+from headlab.generation.replay import can_replay
 from headlab.kernels import gpu_kernels
 from headlab.texts import PerPrompt, Prompt
 
@@ -188,6 +189,7 @@ class Writer:
         self.activation = None if arm is None else find_activation(model)
         self.is_plain = bool((masks == 1).all()) and boosts is None
         self.written: dict[tuple[int, int], Written] = {}  # by mask and prompt
+        self.replays = arm is None and can_replay(model)  # until a step turns out otherwise
         self._look = _LOOK if model.device.type == "cuda" else 1
         inner = model.hf.get_base_model() if hasattr(model.hf, "get_base_model") else model.hf
         self.cuts_logits = "logits_to_keep" in inspect.signature(inner.forward).parameters

@@ -1,0 +1,120 @@
+"""Steps of fixed shapes write what other steps write. Only their recording needs a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny import random_ids
+from writing import HEADS, NEW, each_architecture, endless, ids_of, looking, made, prompts
+
+from headlab import Gates
+from headlab.generation import batch, generate, replay, writing
+from headlab.generation.replay import FixedSteps
+
+
+@pytest.fixture
+def fixed(monkeypatch) -> list[int]:
+    """The places of all steps of fixed shapes, which are now taken wherever they can be."""
+    places: list[int] = []
+    step = FixedSteps.step
+
+    def counted(self, ids, where, stop):
+        places.append(stop)
+        assert stop <= self.width
+        return step(self, ids, where, stop)
+
+    monkeypatch.setattr(FixedSteps, "step", counted)
+    monkeypatch.setattr(replay, "_on_one_gpu", lambda model: True)
+    monkeypatch.setattr(batch, "WORTH", 1)
+    monkeypatch.setattr(replay, "_PLACES", 4)  # so that attention grows on the way
+    return places
+
+
+def masks(model) -> Gates:
+    return Gates.stack([Gates.ones(model), Gates.ablate(model, HEADS), Gates.keep(model, HEADS)])
+
+
+# Sliding windows have caches of their own; the others do not take a mask as it is given.
+_ODD = ("mistral", "gemma2", "gemma3", "gptj", "falcon", "falcon-mqa", "falcon-alibi", "bloom")
+
+
+@each_architecture
+def test_steps_of_fixed_shapes_write_the_same(name, fixed, monkeypatch):
+    model = endless(name)
+    found = ids_of(generate(model, prompts(), masks(model), max_new_tokens=NEW))
+    assert len(fixed) == (0 if name in _ODD else NEW - 1)
+    monkeypatch.setattr(writing, "can_replay", lambda model: False)
+    assert found == ids_of(generate(model, prompts(), masks(model), max_new_tokens=NEW))
+    assert len({tuple(row) for rows in found for row in rows}) > 4, "masks matter"
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_rows_leave_between_steps_of_fixed_shapes(steps, fixed, monkeypatch):
+    """A row that ends, and one that has the most tokens it may have."""
+    looking(monkeypatch, steps)
+    model = endless()
+    whole = ids_of(generate(model, prompts(), max_new_tokens=NEW))[0]
+    model.hf.generation_config.eos_token_id = whole[1][3]
+    fixed.clear()
+    found = generate(model, prompts(), masks(model), max_new_tokens=NEW)
+    assert fixed
+    monkeypatch.setattr(writing, "can_replay", lambda model: False)
+    again = generate(model, prompts(), masks(model), max_new_tokens=NEW)
+    assert ids_of(found) == ids_of(again)
+    assert {each.end for row in found.rows for each in row} == {"eos", "length"}
+
+
+def test_gaps_hidden_tokens_luck_and_boosts_go_with_fixed_shapes(fixed, monkeypatch):
+    model = made()
+    rows = list(random_ids(2, 8))
+    places = [torch.tensor([0, 1, 2, 3, 9, 10, 11, 12]), torch.arange(8)]
+    hidden = [torch.zeros(8, dtype=torch.bool), torch.arange(8) == 3]
+    boost = torch.randn(3, 4, model.head_width, generator=torch.Generator().manual_seed(0))
+    options = {
+        "max_new_tokens": NEW,
+        "temperature": 1.0,
+        "top_p": 0.9,
+        "position_ids": places,
+        "hidden": hidden,
+        "boost": boost,
+    }
+    found = ids_of(generate(model, rows, masks(model), **options))
+    assert fixed
+    monkeypatch.setattr(writing, "can_replay", lambda model: False)
+    assert found == ids_of(generate(model, rows, masks(model), **options))
+
+
+def test_steps_that_turn_out_not_to_replay_go_on_as_ever(fixed, monkeypatch):
+    model = endless()
+    expected = ids_of(generate(model, prompts(), masks(model), max_new_tokens=NEW))
+    fixed.clear()
+    run = FixedSteps._run
+
+    def broken(self):
+        self.works = False
+        return run(self)
+
+    monkeypatch.setattr(FixedSteps, "_run", broken)
+    assert ids_of(generate(model, prompts(), masks(model), max_new_tokens=NEW)) == expected
+    assert len(fixed) == 1, "tried once"
+
+
+def test_few_steps_are_not_worth_a_recording(fixed, monkeypatch):
+    monkeypatch.setattr(batch, "WORTH", 12)
+    generate(endless(), prompts(), max_new_tokens=12)
+    assert not fixed
+    generate(endless(), prompts(), max_new_tokens=14)
+    assert fixed == [10, 11, 12], "then there are too few left for a wider one"
+
+
+def test_only_torchs_attention_on_one_gpu_is_recorded(monkeypatch):
+    model = made()
+    assert not replay.can_replay(model)
+    monkeypatch.setattr(type(model), "device", torch.device("cuda"))
+    assert replay.can_replay(model)
+    monkeypatch.setattr(model.hf, "hf_device_map", {"a": 0, "b": 1}, raising=False)
+    assert not replay.can_replay(model)
+    monkeypatch.setattr(model.hf, "hf_device_map", {"": 0}, raising=False)
+    assert replay.can_replay(model)
+    monkeypatch.setattr(model.hf.config, "_attn_implementation", "eager")
+    assert not replay.can_replay(model)
