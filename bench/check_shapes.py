@@ -13,70 +13,10 @@ import time
 
 import torch
 import transformers as hf
+from common import SHAPES
 
 from headlab import Model, check
 from headlab.loading import DTYPES
-
-SHAPES = {
-    "gpt2": lambda: hf.GPT2Config(),
-    "pythia-410m": lambda: hf.GPTNeoXConfig(
-        hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096
-    ),
-    "smollm2-135m": lambda: hf.LlamaConfig(
-        vocab_size=49152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        tie_word_embeddings=True,
-    ),
-    "llama-3.2-1b": lambda: hf.LlamaConfig(
-        vocab_size=128256,
-        hidden_size=2048,
-        intermediate_size=8192,
-        num_hidden_layers=16,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=64,
-        tie_word_embeddings=True,
-    ),
-    "llama-3.2-3b": lambda: hf.LlamaConfig(
-        vocab_size=128256,
-        hidden_size=3072,
-        intermediate_size=8192,
-        num_hidden_layers=28,
-        num_attention_heads=24,
-        num_key_value_heads=8,
-        head_dim=128,
-        tie_word_embeddings=True,
-    ),
-    "llama-3.1-8b": lambda: hf.LlamaConfig(
-        vocab_size=128256,
-        hidden_size=4096,
-        intermediate_size=14336,
-        num_hidden_layers=32,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-    ),
-    "qwen3-0.6b": lambda: hf.Qwen3Config(
-        vocab_size=151936,
-        hidden_size=1024,
-        intermediate_size=3072,
-        num_hidden_layers=28,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        head_dim=128,
-    ),
-    "gemma-2-2b": lambda: hf.Gemma2Config(),
-    "olmo-7b": lambda: hf.OlmoConfig(
-        hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, intermediate_size=11008
-    ),
-    "falcon-7b": lambda: hf.FalconConfig(),
-    "bloom-560m": lambda: hf.BloomConfig(
-        vocab_size=250880, hidden_size=1024, n_layer=24, n_head=16
-    ),
-}
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ import statistics
 import sys
 
 import torch
-from sweep import timed
+from common import timed
 
 import headlab
 from headlab import Model

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 import transformers as hf
-from check_shapes import SHAPES
+from common import SHAPES
 
 import headlab
 from headlab import Model

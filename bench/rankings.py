@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
 import torch
+from common import timed
 from scipy.stats import spearmanr
-from sweep import hooked_off, timed
 
 import headlab
 from headlab import Gates, HeadScores, Model
@@ -34,6 +36,24 @@ WAYS = {
     "ablate": ("ablate", {}),
     "patch, denoising": ("patch", {"direction": "denoising"}),
 }
+
+
+@contextmanager
+def hooked_off(model: Model, number: int) -> Iterator[None]:
+    """A head off by a plain hook."""
+    layer, head = divmod(number, model.n_heads)
+    width = model.head_width
+
+    def ablate(_, args):
+        z = args[0].clone()
+        z[..., head * width : (head + 1) * width] = 0
+        return (z, *args[1:])
+
+    handle = model.seam.projections[layer].register_forward_pre_hook(ablate)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def hooked_pass(model: Model, examples: list[headlab.Example], heads: list[int]) -> None:

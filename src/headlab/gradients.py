@@ -78,25 +78,31 @@ def gate_gradients(
     for weight in learning:
         weight.requires_grad_(False)
     try:
-        for indices in chunks(encoded, (budget or find_budget(model)) // _GRAPH):
+        tokens = (budget or find_budget(model)) // _GRAPH  # in a pass
+        for indices in chunks(encoded, tokens):
             batch = Batch(model, [encoded[index] for index in indices])
             stand_in = batch.reference() if shared is None else shared
-            with torch.no_grad():
-                logits = model.logits_at(batch.tokens, batch.rows, batch.positions)
-                clean = logits.log_softmax(-1, dtype=wide) if measure.needs_kl else None
-            for mask in range(n_masks):
-                at = gates.values[mask, :, :, :, 0].to(wide).expand(n, -1, -1)[indices].detach()
-                at = at.clone().requires_grad_()  # [example, layer, head]
-                rows = at[batch.owners][None, :, :, :, None]
+            clean = None
+            if measure.needs_kl:
+                with torch.no_grad():
+                    logits = model.logits_at(batch.tokens, batch.rows, batch.positions)
+                    clean = logits.log_softmax(-1, dtype=wide)
+            together = max(1, tokens // batch.tokens.ids.numel())
+            for masks in torch.split(torch.arange(n_masks), together):
+                at = gates.values[masks, :, :, :, 0].to(wide).expand(-1, n, -1, -1)[:, indices]
+                at = at.detach().clone().requires_grad_()  # [mask, example, layer, head]
+                rows = at[:, batch.owners, :, :, None]
                 gated = model.gated(Gates(rows, " ".join(AXES)), stand_in)
                 with gated, gpu_kernels(model), torch.enable_grad():
-                    logits = model.logits_at(batch.tokens, batch.rows, batch.positions)
-                    found = batch.values(batch.read(logits[None], clean, measure), measure)[0]
+                    logits = model.logits_at(*batch.repeated(len(masks)))
+                    logits = logits.view(len(masks), len(batch.positions), -1)
+                    found = batch.values(batch.read(logits, clean, measure), measure)
                     (slope,) = torch.autograd.grad(found.sum(), at)
-                values[mask, indices] = found.detach().cpu()
-                gradient[mask, indices] = slope.cpu()
+                where = masks[:, None], torch.tensor(indices)[None]
+                values[where] = found.detach().cpu()
+                gradient[where] = slope.cpu()
                 if progress is not None:
-                    progress(len(indices))
+                    progress(len(masks) * len(indices))
     finally:
         for weight in learning:
             weight.requires_grad_(True)

@@ -1,0 +1,147 @@
+"""What all benchmarks share: models of published shapes with random weights, clocks, ceilings."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers as hf
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+import headlab
+from headlab import Model
+from headlab.loading import DTYPES
+
+SHAPES: dict[str, Callable[[], hf.PretrainedConfig]] = {
+    "small": lambda: hf.LlamaConfig(
+        vocab_size=8192,
+        hidden_size=512,
+        intermediate_size=1024,
+        num_hidden_layers=12,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+    ),
+    "gpt2": lambda: hf.GPT2Config(),
+    "pythia-410m": lambda: hf.GPTNeoXConfig(
+        hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096
+    ),
+    "smollm2-135m": lambda: hf.LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        tie_word_embeddings=True,
+    ),
+    "llama-3.2-1b": lambda: hf.LlamaConfig(
+        vocab_size=128256,
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=16,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=64,
+        tie_word_embeddings=True,
+    ),
+    "llama-3.2-3b": lambda: hf.LlamaConfig(
+        vocab_size=128256,
+        hidden_size=3072,
+        intermediate_size=8192,
+        num_hidden_layers=28,
+        num_attention_heads=24,
+        num_key_value_heads=8,
+        head_dim=128,
+        tie_word_embeddings=True,
+    ),
+    "llama-3.1-8b": lambda: hf.LlamaConfig(
+        vocab_size=128256,
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+    ),
+    "qwen3-0.6b": lambda: hf.Qwen3Config(
+        vocab_size=151936,
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+    ),
+    "gemma-2-2b": lambda: hf.Gemma2Config(),
+    "olmo-7b": lambda: hf.OlmoConfig(
+        hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, intermediate_size=11008
+    ),
+    "falcon-7b": lambda: hf.FalconConfig(),
+    "bloom-560m": lambda: hf.BloomConfig(
+        vocab_size=250880, hidden_size=1024, n_layer=24, n_head=16
+    ),
+}
+GIB = 2**30
+
+
+def words(size: int) -> hf.PreTrainedTokenizerFast:
+    """A tokenizer whose n-th token is the word "w<n>"."""
+    core = Tokenizer(models.WordLevel({f"w{n}": n for n in range(size)}, unk_token="w0"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return hf.PreTrainedTokenizerFast(tokenizer_object=core)
+
+
+def text(ids: list[int]) -> str:
+    """A prompt of these tokens."""
+    return " ".join(f"w{n}" for n in ids)
+
+
+def random_model(shape: str, dtype: str, device: str) -> Model:
+    """A published shape with random weights."""
+    return model_of(SHAPES[shape](), shape, dtype, device)
+
+
+def model_of(config: hf.PretrainedConfig, name: str, dtype: str, device: str) -> Model:
+    """Random, frozen weights, checked; no token ends its texts."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        network = hf.AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype])
+    network.requires_grad_(False)
+    network.config.eos_token_id = network.generation_config.eos_token_id = None
+    model = Model(network, words(network.config.vocab_size), name=name)
+    headlab.check(model).require()
+    return model
+
+
+def timed(work: Callable[[], Any], device: str) -> tuple[float, Any]:
+    """Seconds, and what the work gives."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    result = work()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start, result
+
+
+def matrix_rate(dtype: torch.dtype, device: str) -> float:
+    """Operations a second of a large matrix product."""
+    n = 8192 if device == "cuda" else 1536
+    a, b = torch.randn(2, n, n, device=device).to(dtype)
+    seconds = [timed(lambda: a @ b, device)[0] for _ in range(12)]
+    return 2 * n**3 / statistics.median(seconds[2:])
+
+
+def bandwidth(device: str) -> float:
+    """Bytes a second that are read in a large sum."""
+    n = 2**30 if device == "cuda" else 2**26
+    numbers = torch.ones(n, device=device, dtype=torch.bfloat16)
+    seconds = [timed(numbers.sum, device)[0] for _ in range(8)]
+    return 2 * n / statistics.median(seconds[2:])
+
+
+def block_weights(model: Model) -> int:
+    """Weights of all layers, which every token passes."""
+    return sum(p.numel() for block in model.seam.blocks for p in block.parameters())

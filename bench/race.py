@@ -1,0 +1,238 @@
+"""Headlab against plain hooks, TransformerLens, nnsight and pyvene, on the same work.
+
+    python bench/race.py --small                          # CPU, a few minutes (make bench)
+    python bench/race.py --rows all --out race.json       # one GPU: the rows of docs/benchmarks.md
+    python bench/race.py --rows ablate-8b --peers hooks
+    python bench/race.py --work fit --shape llama-3.2-1b --size prompts=64,length=256,target=128
+
+Random weights of published shapes. Every way has frozen weights, SDPA where the library allows
+it, the same dtype, all prompts in one batch and its default full logits. After a warm-up the ways
+run in turns; medians are shown. Slow ones do an even sample of heads, and their seconds are scaled;
+Headlab always runs whole. Peers that are not installed, or that cannot do a work, are listed with
+the reason. In float32 numbers must be equal; in bfloat16 our error against float32 must be at most
+1.5 times the other's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import gc
+import json
+import statistics
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import GIB, SHAPES, bandwidth, matrix_rate, random_model, timed
+from peers import PEERS, Cannot, load
+from torch import Tensor
+from works import WORKS, Work
+
+from headlab.loading import DTYPES
+
+# name: work, shape, its size; sample: heads that others do
+ROWS: dict[str, tuple[str, str, dict[str, int]]] = {
+    "ablate-135m": ("ablate", "smollm2-135m", {"prompts": 32, "length": 16}),
+    "ablate-1b": ("ablate", "llama-3.2-1b", {"prompts": 32, "length": 16, "sample": 64}),
+    "ablate-8b": ("ablate", "llama-3.1-8b", {"prompts": 32, "length": 64, "sample": 32}),
+    "patch-8b": ("patch", "llama-3.1-8b", {"prompts": 32, "length": 64, "sample": 32}),
+    "attribute-8b": ("attribute", "llama-3.1-8b", {"prompts": 32, "length": 64, "steps": 5}),
+    "keep-1b": ("keep", "llama-3.2-1b", {"prompts": 64, "length": 32, "ks": 20, "orders": 6}),
+    "fit-135m": ("fit", "smollm2-135m", {"prompts": 64, "length": 40, "target": 4}),
+    "generate-8b": (
+        "generate",
+        "llama-3.1-8b",
+        {"prompts": 64, "length": 64, "masks": 9, "new": 128},
+    ),
+}
+SMALL: dict[str, tuple[str, str, dict[str, int]]] = {
+    "ablate": ("ablate", "small", {"prompts": 16, "length": 16, "sample": 32}),
+    "patch": ("patch", "small", {"prompts": 16, "length": 16, "sample": 32}),
+    "attribute": ("attribute", "small", {"prompts": 16, "length": 16, "steps": 5}),
+    "keep": ("keep", "small", {"prompts": 16, "length": 16, "ks": 10, "orders": 3}),
+    "fit": ("fit", "small", {"prompts": 8, "length": 16, "target": 4, "updates": 2}),
+    "generate": ("generate", "small", {"prompts": 8, "length": 16, "masks": 4, "new": 16}),
+}
+_WORSE = 1.5  # times another's error against float32
+
+
+@dataclass
+class Result:
+    """One way of one work."""
+
+    row: str
+    way: str
+    seconds: float
+    times: list[float] = field(default_factory=list)
+    ratio: float = 1.0  # its seconds over ours
+    memory: float | None = None  # GiB at most, weights included
+    scaled: float = 1.0  # from a sample
+    numbers: str = ""  # how they compare
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument("--small", action="store_true", help="small works, for a CPU")
+    options.add_argument("--rows", default="all", help=f"of {', '.join(ROWS)}")
+    options.add_argument("--work", choices=WORKS, help="one of another size")
+    options.add_argument("--shape", choices=SHAPES, default="smollm2-135m")
+    options.add_argument("--size", default="prompts=32,length=16")
+    options.add_argument("--peers", default=",".join(PEERS), help="or none")
+    options.add_argument("--dtype", choices=DTYPES)
+    options.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    options.add_argument("--repeats", type=int, default=3)
+    options.add_argument("--out", type=Path, help="results as JSON, added to those in it")
+    asked = options.parse_args()
+    rows = SMALL if asked.small else ROWS
+    if asked.work:
+        size = {name: int(n) for name, n in (each.split("=") for each in asked.size.split(","))}
+        rows = {f"{asked.work}-{asked.shape}": (asked.work, asked.shape, size)}
+    elif asked.rows != "all":
+        rows = {name: rows[name] for name in asked.rows.split(",")}
+    dtype = asked.dtype or ("bfloat16" if asked.device == "cuda" else "float32")
+    rate, wide = matrix_rate(DTYPES[dtype], asked.device), bandwidth(asked.device)
+    print(
+        f"{asked.device}, {dtype}: a large matrix product {rate / 1e12:.2f} TFLOP/s, "
+        f"a large sum {wide / 1e12:.3f} TB/s",
+        flush=True,
+    )
+    kept = json.loads(asked.out.read_text()) if asked.out and asked.out.exists() else {}
+    agreed = True
+    for name, (kind, shape, size) in rows.items():
+        model = random_model(shape, dtype, asked.device)
+        work = WORKS[kind](model, **size)
+        race = Race(name, work, asked.device, asked.repeats)
+        race.run([] if asked.peers == "none" else asked.peers.split(","))
+        race.show(shape, work.floor(rate, wide))
+        agreed = agreed and race.agrees
+        kept[name] = {
+            "shape": shape,
+            "size": size,
+            "dtype": dtype,
+            "floor": work.floor(rate, wide),
+            "ways": [asdict(each) for each in race.results],
+            "cannot": race.cannot,
+        }
+        if asked.out:
+            asked.out.write_text(json.dumps(kept, indent=1))
+        del race, work, model
+        tidy(asked.device)
+    if not agreed:
+        sys.exit("numbers differ")
+
+
+class Race:
+    """One work, done by Headlab and by every peer that can."""
+
+    def __init__(self, name: str, work: Work, device: str, repeats: int):
+        self.name, self.work, self.device, self.repeats = name, work, device, repeats
+        self.results: list[Result] = []
+        self.cannot: dict[str, str] = {}
+        self.agrees = True
+
+    def run(self, names: list[str]) -> None:
+        ways = self._ways(names)
+        answers, times, memory = {}, {name: [] for name in ways}, {}
+        for name, way in list(ways.items()):  # a warm-up
+            try:
+                way(True)
+            except Cannot as reason:
+                self.cannot[name] = str(reason)
+                del ways[name]
+        for _ in range(self.repeats):
+            for name, way in ways.items():
+                if self.device == "cuda":
+                    torch.cuda.reset_peak_memory_stats()
+                seconds, answers[name] = timed(lambda way=way: way(False), self.device)
+                times[name].append(seconds)
+                if self.device == "cuda":
+                    memory[name] = torch.cuda.max_memory_allocated() / GIB
+        ours = statistics.median(times["headlab"])
+        exact = self._exact() if self.work.model.dtype != torch.float32 else None
+        for name in ways:
+            scaled = 1.0 if name == "headlab" else self.work.scale
+            seconds = statistics.median(times[name]) * scaled
+            told = "" if name == "headlab" else self._compared(answers, name, exact)
+            self.results.append(
+                Result(
+                    *(self.name, name, seconds, times[name], seconds / ours),
+                    *(memory.get(name), scaled, told),
+                )
+            )
+
+    def _ways(self, names: list[str]) -> dict[str, Any]:
+        """What is timed, by name; with True only a little of it."""
+        work = self.work
+        ways: dict[str, Any] = {"headlab": lambda little: work.ours()}
+        for name in names:
+            try:
+                peer = load(name, work.model.hf)
+            except Cannot as reason:
+                self.cannot[name] = str(reason)
+                continue
+            for how, way in work.ways(peer).items():
+                ways[peer.name + how] = lambda little, way=way: work.theirs(way, little)
+        return ways
+
+    def _exact(self) -> Tensor:
+        """A part of the answer in float32."""
+        whole = load("hooks", copy.deepcopy(self.work.model.hf).float())
+        found = self.work.theirs(whole, little=True)
+        del whole
+        tidy(self.device)
+        return found
+
+    def _compared(self, answers: dict[str, Tensor], name: str, exact: Tensor | None) -> str:
+        work, theirs = self.work, answers[name]
+        ours = work.same(answers["headlab"])
+        if work.is_text:
+            share = float((ours != theirs).any(-1).double().mean())
+            self.agrees &= exact is not None or share == 0
+            return f"{share:.1%} of texts differ"
+        if exact is None:
+            difference = float((ours - theirs).abs().max())
+            self.agrees &= difference <= 1e-3 * max(1.0, float(theirs.abs().max()))
+            return f"difference {difference:.1g}"
+        mine, other = (
+            float((each - exact).double().square().mean().sqrt())
+            for each in (work.same(answers["headlab"], True), self._little(theirs))
+        )
+        self.agrees &= mine <= _WORSE * other
+        return f"error {mine:.2g}, its own {other:.2g}"
+
+    def _little(self, theirs: Tensor) -> Tensor:
+        """The part of a peer's answer that was computed in float32."""
+        work = self.work
+        if hasattr(work, "heads"):
+            wanted = set(work._heads(True))
+            return theirs[[place for place, head in enumerate(work.heads) if head in wanted]]
+        return work.same(theirs, True)
+
+    def show(self, shape: str, floor: float) -> None:
+        work = self.work
+        print(f"\n{self.name}: {work.kind}, {shape}, {work.size}; floor {floor:.3g} s", flush=True)
+        for each in sorted(self.results, key=lambda each: each.seconds):
+            memory = "" if each.memory is None else f"{each.memory:7.1f} GiB"
+            sample = "" if each.scaled == 1 else f" (from 1/{each.scaled:.0f})"
+            print(
+                f"  {each.way:38} {each.seconds:9.3g} s  {each.ratio:7.2f}x {memory}  "
+                f"{each.seconds / floor:7.2f} floors  {each.numbers}{sample}",
+                flush=True,
+            )
+        for name, reason in self.cannot.items():
+            print(f"  {name:38} cannot: {reason}", flush=True)
+
+
+def tidy(device: str) -> None:
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

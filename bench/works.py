@@ -1,0 +1,289 @@
+"""The works that are raced: what Headlab does whole, and others whole or on a sample.
+
+Each work draws its own prompts, knows what every way is asked for, how the answers compare, and how
+fast it could be at best: arithmetic at the measured matrix rate, bytes at the measured bandwidth.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from common import block_weights, text
+from peers import Cannot
+from plain_fit import PlainFit
+from torch import Tensor
+
+import headlab
+from headlab import Example, Gates, Model
+from headlab.gatefits import Schedule
+from headlab.gatefits.fitting import FitWork, begin
+from headlab.gatefits.rows import Rows
+from headlab.gates import ZERO
+from headlab.generation.keys import bytes_per_token
+from headlab.gradients import gate_gradients
+
+
+class Work:
+    """One problem. `scale` is what a peer's seconds are multiplied by, where it does a sample."""
+
+    kind = ""
+    scale = 1.0
+    is_text = False  # answers are tokens
+
+    def __init__(self, model: Model, prompts: int, length: int):
+        self.model, self.prompts, self.length = model, prompts, length
+        random = torch.Generator().manual_seed(1)
+        shape = prompts, length
+        self.ids, self.others = (
+            torch.randint(1, model.vocabulary, shape, generator=random) for _ in range(2)
+        )
+        self.others[:, -1] = self.ids[:, -1]
+        self.targets = torch.randint(1, model.vocabulary, (prompts,), generator=random)
+        self.examples = [
+            Example(text(own), f" w{target}", counterfactual=text(other), id=str(number))
+            for number, (own, other, target) in enumerate(
+                zip(self.ids.tolist(), self.others.tolist(), self.targets.tolist(), strict=True)
+            )
+        ]
+        self.n_heads = model.n_layers * model.n_heads
+
+    @property
+    def size(self) -> str:
+        return f"{self.prompts} x {self.length}"
+
+    def ours(self) -> Tensor:
+        raise NotImplementedError
+
+    def theirs(self, peer: Any, little: bool = False) -> Tensor:
+        """A peer's answer; `little` of it for a warm-up, and to compare with float32."""
+        raise NotImplementedError
+
+    def same(self, ours: Tensor, little: bool = False) -> Tensor:
+        """The part of our answer that peers give."""
+        return ours
+
+    def ways(self, peer: Any) -> dict[str, Any]:
+        """The ways in which a peer does this work, by the name of its method."""
+        return {"": peer}
+
+    def floor(self, rate: float, wide: float) -> float:
+        raise NotImplementedError
+
+    @property
+    def _dense(self) -> float:
+        """Operations of one pass over all prompts."""
+        return 2 * block_weights(self.model) * self.prompts * self.length
+
+    def _there(self, *tensors: Tensor) -> list[Tensor]:
+        return [each.to(self.model.device) for each in tensors]
+
+
+class Ablate(Work):
+    """Every head off once. A head leaves all below it as it was: half the arithmetic is left."""
+
+    kind = "ablate"
+
+    def __init__(self, model: Model, prompts: int, length: int, sample: int = 0):
+        super().__init__(model, prompts, length)
+        step = max(1, self.n_heads // sample) if sample else 1
+        self.heads = list(range(0, self.n_heads, step))
+        self.scale = self.n_heads / len(self.heads)
+        self.gates = Gates.each_head(model)
+
+    def ours(self) -> Tensor:
+        return headlab.measure(self.model, self.examples, self.gates).values
+
+    def theirs(self, peer: Any, little: bool = False) -> Tensor:
+        ids, targets = self._there(self.ids, self.targets)
+        return peer.ablate(ids, targets, self._heads(little))
+
+    def same(self, ours: Tensor, little: bool = False) -> Tensor:
+        return ours[self._heads(little)]
+
+    def _heads(self, little: bool) -> list[int]:
+        return self.heads[:: max(1, len(self.heads) // 8)] if little else self.heads
+
+    def floor(self, rate: float, wide: float) -> float:
+        return self.n_heads * self._dense / 2 / rate
+
+
+class Patch(Ablate):
+    """Every head from the counterfactual once."""
+
+    kind = "patch"
+
+    def ours(self) -> Tensor:
+        return headlab.measure(
+            self.model, self.examples, self.gates, reference="counterfactual"
+        ).values
+
+    def theirs(self, peer: Any, little: bool = False) -> Tensor:
+        there = self._there(self.ids, self.others, self.targets)
+        return peer.patch(*there, self._heads(little))
+
+
+class Attribute(Work):
+    """Integrated gradients of all gates: there and back for every step, weights frozen. (A ranking
+    by `headlab.rank` also measures its noise floor, which takes longer; no peer has one.)"""
+
+    kind = "attribute"
+
+    def __init__(self, model: Model, prompts: int, length: int, steps: int = 5):
+        super().__init__(model, prompts, length)
+        self.steps = steps
+        at = (torch.arange(steps) + 0.5) / steps
+        self.gates = Gates(at[:, None, None].repeat(1, model.n_layers, model.n_heads))
+
+    def ours(self) -> Tensor:
+        found = gate_gradients(self.model, self.examples, self.gates, reference="counterfactual")
+        return found.gradient.mean((0, 1))  # [layer, head]
+
+    def theirs(self, peer: Any, little: bool = False) -> Tensor:
+        there = self._there(self.ids, self.others, self.targets)
+        return peer.attribute(*there, self.steps)
+
+    def ways(self, peer: Any) -> dict[str, Any]:
+        if not hasattr(peer, "attribute_alone"):
+            return {"": peer}
+        return {"": peer, ", one pair at a time": _Alone(peer)}
+
+    def floor(self, rate: float, wide: float) -> float:
+        return (2 * self.steps + 1) * self._dense / rate
+
+
+class _Alone:
+    """A peer that takes one pair at a time."""
+
+    def __init__(self, peer: Any):
+        self.attribute = peer.attribute_alone
+
+
+class Keep(Work):
+    """The first k heads of each order kept, all others from the counterfactual."""
+
+    kind = "keep"
+
+    def __init__(self, model: Model, prompts: int, length: int, ks: int = 20, orders: int = 6):
+        super().__init__(model, prompts, length)
+        random = torch.Generator().manual_seed(2)
+        self.orders = torch.stack(
+            [torch.randperm(self.n_heads, generator=random) for _ in range(orders)]
+        )
+        self.ks = [round(n * self.n_heads / (ks + 1)) for n in range(1, ks + 1)]
+        live = torch.zeros(orders, len(self.ks), self.n_heads)
+        for order, row in zip(self.orders, live, strict=True):
+            for k, mask in zip(self.ks, row, strict=True):
+                mask[order[:k]] = 1
+        shape = -1, model.n_layers, model.n_heads
+        self.gates = Gates(live.view(shape))
+
+    def ours(self) -> Tensor:
+        found = headlab.measure(
+            self.model, self.examples, self.gates, reference="counterfactual"
+        ).values
+        return found.view(len(self.orders), len(self.ks), -1)
+
+    def theirs(self, peer: Any, little: bool = False) -> Tensor:
+        there = self._there(self.ids, self.others, self.targets)
+        few = slice(1 if little else None)
+        return peer.keep(*there, self.orders[few], self.ks[:: 5 if little else 1])
+
+    def same(self, ours: Tensor, little: bool = False) -> Tensor:
+        return ours[:1, ::5] if little else ours
+
+    def floor(self, rate: float, wide: float) -> float:
+        return (len(self.ks) * len(self.orders) + 1) * self._dense / rate
+
+
+class Fit(Work):
+    """Updates of a gate fit, ten seeds together against one seed ten times."""
+
+    kind = "fit"
+
+    def __init__(
+        self,
+        model: Model,
+        prompts: int,
+        length: int,
+        target: int = 4,
+        seeds: int = 10,
+        updates: int = 5,
+    ):
+        super().__init__(model, 4 * prompts, length)
+        self.batch, self.target, self.updates = prompts, target, updates
+        self.seeds = list(range(seeds))
+        self.scale = float(seeds)
+        split = length - target
+        self.examples = [
+            Example(text(row[:split]), " " + text(row[split:]), id=str(number))
+            for number, row in enumerate(self.ids.tolist())
+        ]
+        self.schedule = Schedule(batch=prompts)
+        self.fit = FitWork(model, Rows(model, self.examples), self.schedule, ZERO)
+        self.tokens = self.fit.budget()
+
+    @property
+    def size(self) -> str:
+        return f"{self.batch} x {self.length}"
+
+    def ours(self) -> Tensor:
+        state = begin(self.model, self.seeds, self.schedule, 3 * len(self.seeds), self.tokens)
+        for _ in range(self.updates):
+            self.fit.update(state, [("free", seed) for seed in self.seeds])
+        return state.losses[0, : self.updates]
+
+    def theirs(self, peer: Any, little: bool = False) -> Tensor:
+        if peer.name != "hooks":
+            raise Cannot("its passes are those of attribute; the training loop would be the hooks'")
+        own = PlainFit(peer, self.ids.to(self.model.device), self.target, self.schedule, seed=0)
+        return torch.tensor([own.update() for _ in range(1 if little else self.updates)])
+
+    def same(self, ours: Tensor, little: bool = False) -> Tensor:
+        return ours[:1] if little else ours
+
+    def floor(self, rate: float, wide: float) -> float:
+        one = 2 * block_weights(self.model) * self.batch * self.length
+        return 2 * one * len(self.seeds) * self.updates / rate
+
+
+class Generate(Work):
+    """Text under masks, which act on generated tokens. Each step reads all weights, and every row's
+    keys and values, or is bound by its arithmetic."""
+
+    kind = "generate"
+    is_text = True
+
+    def __init__(self, model: Model, prompts: int, length: int, masks: int = 9, new: int = 128):
+        super().__init__(model, prompts, length)
+        random = torch.Generator().manual_seed(3)
+        shape = masks, model.n_layers, model.n_heads
+        self.masks = (torch.rand(shape, generator=random) > 0.1).float()
+        self.masks[0] = 1
+        self.new = new
+
+    def ours(self) -> Tensor:
+        found = headlab.generate(
+            self.model, list(self.ids), Gates(self.masks), max_new_tokens=self.new
+        )
+        return torch.tensor([[written.ids for written in row] for row in found.rows])
+
+    def theirs(self, peer: Any, little: bool = False) -> Tensor:
+        (ids,) = self._there(self.ids)
+        return peer.generate(ids, self.masks[: 1 if little else None], 8 if little else self.new)
+
+    def same(self, ours: Tensor, little: bool = False) -> Tensor:
+        return ours[:1, :, :8] if little else ours
+
+    def floor(self, rate: float, wide: float) -> float:
+        rows = len(self.masks) * self.prompts
+        weights = block_weights(self.model) + self.model.hf.get_output_embeddings().weight.numel()
+        seconds = 2 * weights * self.prompts * self.length / rate
+        for step in range(1, self.new):
+            tokens = rows * (self.length + step)
+            moved = weights * self.model.dtype.itemsize + tokens * bytes_per_token(self.model)
+            seconds += max(moved / wide, 2 * weights * rows / rate)
+        return seconds
+
+
+WORKS = {each.kind: each for each in (Ablate, Patch, Attribute, Keep, Fit, Generate)}
