@@ -9,8 +9,9 @@ Random weights of published shapes. Every way has frozen weights, SDPA where the
 it, the same dtype, all prompts in one batch and its default full logits. After a warm-up the ways
 run in turns; medians are shown. Slow ones do an even sample of heads, and their seconds are scaled;
 Headlab always runs whole. Peers that are not installed, or that cannot do a work, are listed with
-the reason. In float32 numbers must be equal; in bfloat16 our error against float32 must be at most
-1.5 times the other's own.
+the reason. In float32 numbers must be equal (that a peer edits the right head shows there); in
+bfloat16 our error against float32, on a part of the work, must be at most 1.5 times the other's.
+Memory is the weights and what a way takes beside them.
 """
 
 from __future__ import annotations
@@ -49,14 +50,15 @@ ROWS: dict[str, tuple[str, str, dict[str, int]]] = {
     ),
 }
 SMALL: dict[str, tuple[str, str, dict[str, int]]] = {
-    "ablate": ("ablate", "small", {"prompts": 16, "length": 16, "sample": 32}),
-    "patch": ("patch", "small", {"prompts": 16, "length": 16, "sample": 32}),
+    "ablate": ("ablate", "small", {"prompts": 8, "length": 16, "sample": 32}),
+    "patch": ("patch", "small", {"prompts": 8, "length": 16, "sample": 32}),
     "attribute": ("attribute", "small", {"prompts": 16, "length": 16, "steps": 5}),
     "keep": ("keep", "small", {"prompts": 16, "length": 16, "ks": 10, "orders": 3}),
     "fit": ("fit", "small", {"prompts": 8, "length": 16, "target": 4, "updates": 2}),
     "generate": ("generate", "small", {"prompts": 8, "length": 16, "masks": 4, "new": 16}),
 }
 _WORSE = 1.5  # times another's error against float32
+_EQUAL = 1e-4  # of the largest number, in float32
 
 
 @dataclass
@@ -143,15 +145,22 @@ class Race:
                 way(True)
             except Cannot as reason:
                 self.cannot[name] = str(reason)
+            except Exception as error:  # another library's; the race goes on
+                self.cannot[name] = f"breaks down: {type(error).__name__}: {error}"[:300]
+            if name in self.cannot:
                 del ways[name]
+        weights = sum(p.numel() * p.element_size() for p in self.work.model.hf.parameters())
         for _ in range(self.repeats):
             for name, way in ways.items():
+                tidy(self.device)
                 if self.device == "cuda":
+                    before = torch.cuda.memory_allocated()
                     torch.cuda.reset_peak_memory_stats()
                 seconds, answers[name] = timed(lambda way=way: way(False), self.device)
                 times[name].append(seconds)
                 if self.device == "cuda":
-                    memory[name] = torch.cuda.max_memory_allocated() / GIB
+                    peak = torch.cuda.max_memory_allocated() - before + weights
+                    memory[name] = max(memory.get(name, 0.0), peak / GIB)
         ours = statistics.median(times["headlab"])
         exact = self._exact() if self.work.model.dtype != torch.float32 else None
         for name in ways:
@@ -189,21 +198,17 @@ class Race:
 
     def _compared(self, answers: dict[str, Tensor], name: str, exact: Tensor | None) -> str:
         work, theirs = self.work, answers[name]
-        ours = work.same(answers["headlab"])
-        if work.is_text:
-            share = float((ours != theirs).any(-1).double().mean())
-            self.agrees &= exact is not None or share == 0
-            return f"{share:.1%} of texts differ"
         if exact is None:
-            difference = float((ours - theirs).abs().max())
-            self.agrees &= difference <= 1e-3 * max(1.0, float(theirs.abs().max()))
+            difference = _error(work.same(answers["headlab"]), theirs, work.is_text, largest=True)
+            self.agrees &= difference <= _EQUAL * max(1.0, float(theirs.abs().max()))
             return f"difference {difference:.1g}"
         mine, other = (
-            float((each - exact).double().square().mean().sqrt())
+            _error(each, exact, work.is_text)
             for each in (work.same(answers["headlab"], True), self._little(theirs))
         )
-        self.agrees &= mine <= _WORSE * other
-        return f"error {mine:.2g}, its own {other:.2g}"
+        self.agrees &= mine <= _WORSE * other + (0.02 if work.is_text else 0)
+        what = "share of other texts" if work.is_text else "error"
+        return f"{what} {mine:.2g}, its own {other:.2g}"
 
     def _little(self, theirs: Tensor) -> Tensor:
         """The part of a peer's answer that was computed in float32."""
@@ -226,6 +231,14 @@ class Race:
             )
         for name, reason in self.cannot.items():
             print(f"  {name:38} cannot: {reason}", flush=True)
+
+
+def _error(found: Tensor, exact: Tensor, is_text: bool, largest: bool = False) -> float:
+    """Between numbers their root mean square, or the largest; between texts the share of rows."""
+    if is_text:
+        return float((found != exact).any(-1).double().mean())
+    difference = (found - exact).double().abs()
+    return float(difference.max() if largest else difference.square().mean().sqrt())
 
 
 def tidy(device: str) -> None:

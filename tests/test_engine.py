@@ -127,6 +127,26 @@ def test_masks_that_begin_in_different_layers_share_passes(model, joins, monkeyp
             assert abs(table.values[number, column] - expected) < 1e-4, (number, example.id)
 
 
+@pytest.mark.parametrize("name", ["mistral", "gemma3", "gemma2", "gpt-oss"])
+def test_windows_that_the_proofs_do_not_fill_are_heeded(name):
+    """A prompt longer than the window has a mask, a shorter one may have none."""
+    network = copy.deepcopy(tiny(name))
+    network.config.sliding_window = 16
+    for block in network.model.layers:
+        if getattr(block.self_attn, "sliding_window", None):
+            block.self_attn.sliding_window = 16
+    windowed = Model(network, tiny_tokenizer(), name=name)
+    check(windowed)
+    assert windowed.restart.joins
+    long = "the cat gave john the apple, the mat gave mary the cat, the cat sat on the"
+    examples = [Example(long, " mat"), Example(long[14:], " apple")]
+    assert min(len(windowed.ids(each.prompt)) for each in examples) > 16
+    masks = Gates.each_head(windowed)
+    fast = measure(windowed, examples, masks)
+    plain = measure(windowed, examples, masks, restart=False)
+    assert (fast.values - plain.values).abs().max() < 1e-5
+
+
 @each_architecture
 def test_the_restart_path_with_gates_of_one_changes_no_bit(model, monkeypatch):
     """A mask of ones is made to start at a layer instead of being answered by the clean pass."""

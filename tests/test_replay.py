@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from tiny import random_ids
@@ -84,19 +87,47 @@ def test_gaps_hidden_tokens_luck_and_boosts_go_with_fixed_shapes(fixed, monkeypa
     assert found == ids_of(generate(model, rows, masks(model), **options))
 
 
-def test_steps_that_turn_out_not_to_replay_go_on_as_ever(fixed, monkeypatch):
+@pytest.mark.parametrize("good", [1, 2])
+@pytest.mark.parametrize("how", ["error", "numbers"])
+def test_steps_that_turn_out_not_to_replay_go_on_as_ever(good, how, fixed, monkeypatch):
     model = endless()
     expected = ids_of(generate(model, prompts(), masks(model), max_new_tokens=NEW))
     fixed.clear()
     run = FixedSteps._run
+    calls = []
 
     def broken(self):
-        self.works = False
-        return run(self)
+        calls.append(1)
+        if len(calls) < good:
+            return run(self)
+        if how == "error":
+            raise RuntimeError("this waits for the GPU")
+        return run(self) + 1
 
     monkeypatch.setattr(FixedSteps, "_run", broken)
     assert ids_of(generate(model, prompts(), masks(model), max_new_tokens=NEW)) == expected
-    assert len(fixed) == 1, "tried once"
+    assert len(fixed) == good, "and never again"
+
+
+def test_batches_that_are_done_leave_nothing_behind(fixed, monkeypatch):
+    """Keys, values and recordings of one batch must be gone when the next one needs the room."""
+    alive: list[weakref.ref] = []
+    begin = batch.Batch.__init__
+
+    def counted(self, *args):
+        assert not [each for each in alive if each() is not None]
+        alive.append(weakref.ref(self))
+        begin(self, *args)
+
+    monkeypatch.setattr(batch.Batch, "__init__", counted)
+    gc.collect()
+    gc.disable()
+    try:
+        generate(endless(), prompts(), max_new_tokens=NEW, rows_at_a_time=1)
+    finally:
+        gc.enable()
+    assert len(alive) == 4
+    assert fixed
 
 
 def test_few_steps_are_not_worth_a_recording(fixed, monkeypatch):

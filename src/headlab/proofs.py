@@ -305,8 +305,9 @@ def _joining(model: Model, tokens: Tokens) -> Proof:
     )
     each = len(tokens.ids)
     repeated = tokens.repeated(n)
-    places = _every_place(repeated)
-    clean = clean_pass(model, tokens, range(n), *_every_place(tokens))
+    last = torch.full((n * each,), tokens.ids.shape[1] - 1, device=tokens.ids.device)
+    places = torch.arange(n * each, device=last.device), last  # of every row
+    clean = clean_pass(model, tokens, range(n), places[0][:each], last[:each])
     try:
         with model.gated(gates, rows_of_a_mask=each):
             whole = model.logits_at(repeated, *places)

@@ -69,15 +69,26 @@ def learn_forms(model: Model, tokens: Tokens) -> Forms:
             keep = projection.register_forward_hook(lambda _, __, out: projected.append(out))
             stack.callback(keep.remove)
         model.hf(**model.inputs(tokens))
+    # A pass that needs a mask gives its layers one; others may give them none.
+    shown = tokens.mask.clone()
+    shown[:, 0] = False
+    padded = tokens._replace(mask=shown, right=False)
     with ExitStack() as stack, torch.no_grad():
         for block in model.seam.blocks:
             hook = block.register_forward_pre_hook(before_block, with_kwargs=True)
             stack.callback(hook.remove)
-        for copies in (1, 3):
-            model.hf(**model.inputs(tokens.repeated(copies)))
+        for each in (tokens, padded):
+            for copies in (1, 3):
+                model.hf(**model.inputs(each.repeated(copies)))
     n = model.n_layers
+    bare, thrice, masked, masked_thrice = (sizes[k * n : (k + 1) * n] for k in range(4))
+    rows = len(tokens.ids)
     by_row = tuple(
-        _rows_of(few, many, len(tokens.ids)) for few, many in zip(sizes[:n], sizes[n:], strict=True)
+        {
+            **_rows_of(bare[layer], thrice[layer], rows),
+            **_rows_of(masked[layer], masked_thrice[layer], rows),
+        }
+        for layer in range(n)
     )
     return Forms(blocks, attentions, by_row=by_row)
 
@@ -196,7 +207,9 @@ def _cut(
 
     def own(path: str, part: Any) -> Any:
         each = by_row.get(path)
-        return part if each is None or len(part) != each * all_rows else part[: each * rows]
+        if each is None or not isinstance(part, Tensor) or len(part) != each * all_rows:
+            return part
+        return part[: each * rows]
 
     cut_args = tuple(cut(str(number), each) for number, each in enumerate(args))
     return cut_args, {name: cut(name, each) for name, each in kwargs.items()}

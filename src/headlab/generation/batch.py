@@ -113,8 +113,7 @@ class Batch:
                 logits = fixed.step(self.following, where, stop)
                 self.writer.replays = fixed.works
             else:
-                with self.gating(), self._armed(where):
-                    logits = self._pass(self.following[:, None], self.mask[:, :stop], where)
+                logits = self.ordinary(self.following[:, None], where, stop)
             self.is_finite = logits.isfinite().all(-1) & self.is_finite
             self.following = self._choose(logits, len(fresh))
             fresh.append(self.following)
@@ -124,16 +123,22 @@ class Batch:
         """Steps that can be replayed, if they are worth making."""
         fixed = self._fixed
         if fixed is not None and (stop > fixed.width or not self.writer.replays):
-            self._release(stop - 1)
+            self.release(stop - 1)
             fixed = None
         if fixed is None and self.writer.replays and left >= WORTH and has_room(self.cache):
             fixed = self._fixed = FixedSteps(self, stop)
         return fixed
 
-    def _release(self, filled: int) -> None:
+    def release(self, filled: int = 0) -> None:
+        """Let go of recorded steps, with so many places of the cache filled."""
         if self._fixed is not None:
             self._fixed.leave(filled)
             self._fixed = None
+
+    def ordinary(self, ids: Tensor, where: Tensor, stop: int) -> Tensor:
+        """Logits after one more token for every row, at place `stop` - 1."""
+        with self.gating(), self._armed(where):
+            return self._pass(ids, self.mask[:, :stop], where)
 
     def _pass(self, ids: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
         return self.forward(ids, mask.long() if self.needs_mask else None, positions)
@@ -211,7 +216,7 @@ class Batch:
 
     def _keep(self) -> None:
         """Only the rows that have not ended."""
-        self._release(self.length + self.done - 1)
+        self.release(self.length + self.done - 1)
         rows = torch.tensor(self.live, device=self.model.device)
         self.cache.batch_select_indices(rows)
         for name in ("numbers", "reach", "mask", "is_finite"):

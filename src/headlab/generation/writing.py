@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -190,6 +191,7 @@ class Writer:
         self.is_plain = bool((masks == 1).all()) and boosts is None
         self.written: dict[tuple[int, int], Written] = {}  # by mask and prompt
         self.replays = arm is None and can_replay(model)  # until a step turns out otherwise
+        self.replayed = False  # a replay has been seen to give what steps give
         self._look = _LOOK if model.device.type == "cuda" else 1
         inner = model.hf.get_base_model() if hasattr(model.hf, "get_base_model") else model.hf
         self.cuts_logits = "logits_to_keep" in inspect.signature(inner.forward).parameters
@@ -255,6 +257,7 @@ class Writer:
                     ) from None
             plan.shrink(rows)
             self.model.back_offs += 1
+            gc.collect()
             torch.cuda.empty_cache()
         if len(prompts) > 1:
             half = len(prompts) // 2
@@ -275,4 +278,6 @@ class Writer:
             if self.progress is not None:
                 self.progress(-batch.counted)  # it will be written again
             raise
+        finally:
+            batch.release()
         self.written.update(batch.written)
