@@ -264,7 +264,7 @@ class Generate(Work):
 
     def ours(self) -> Tensor:
         found = headlab.generate(
-            self.model, list(self.ids), Gates(self.masks), max_new_tokens=self.new
+            self.model, list(self.ids), Gates(self.masks), max_new_tokens=self.new, replay=True
         )
         return torch.tensor([[written.ids for written in row] for row in found.rows])
 

@@ -10,7 +10,6 @@ from tiny import ARCHITECTURES, random_ids, tiny, tiny_tokenizer
 from training import steps, trainer
 
 from headlab import Example, Gates, Head, Model, counterfactual_reference, generate, measure
-from headlab.generation import writing
 from headlab.proofs import check
 from headlab.sparse import edges_kept, gate_attention
 
@@ -75,10 +74,9 @@ def test_steps_that_are_replayed_write_the_same(name, monkeypatch):
     monkeypatch.setattr(
         torch.cuda.CUDAGraph, "replay", lambda graph: replays.append(1) or plain(graph)
     )
-    found = generate(model, rows, Gates.each_head(model), max_new_tokens=40)
+    found = generate(model, rows, Gates.each_head(model), max_new_tokens=40, replay=True)
     if name in ("llama", "gpt2", "qwen2", "olmo", "gpt-neox"):
         assert len(replays) == 38, "the first token is the prompt's, the second is recorded"
-    monkeypatch.setattr(writing, "can_replay", lambda model: False)
     again = generate(model, rows, Gates.each_head(model), max_new_tokens=40)
     assert [[each.ids for each in row] for row in found.rows] == [
         [each.ids for each in row] for row in again.rows

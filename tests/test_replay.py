@@ -11,7 +11,7 @@ from tiny import random_ids
 from writing import HEADS, NEW, each_architecture, endless, ids_of, looking, made, prompts
 
 from headlab import Gates
-from headlab.generation import batch, generate, replay, writing
+from headlab.generation import batch, generate, replay
 from headlab.generation.replay import FixedSteps
 
 
@@ -44,9 +44,8 @@ _ODD = ("mistral", "gemma2", "gemma3", "gptj", "falcon", "falcon-mqa", "falcon-a
 @each_architecture
 def test_steps_of_fixed_shapes_write_the_same(name, fixed, monkeypatch):
     model = endless(name)
-    found = ids_of(generate(model, prompts(), masks(model), max_new_tokens=NEW))
+    found = ids_of(generate(model, prompts(), masks(model), max_new_tokens=NEW, replay=True))
     assert len(fixed) == (0 if name in _ODD else NEW - 1)
-    monkeypatch.setattr(writing, "can_replay", lambda model: False)
     assert found == ids_of(generate(model, prompts(), masks(model), max_new_tokens=NEW))
     assert len({tuple(row) for rows in found for row in rows}) > 4, "masks matter"
 
@@ -59,9 +58,8 @@ def test_rows_leave_between_steps_of_fixed_shapes(steps, fixed, monkeypatch):
     whole = ids_of(generate(model, prompts(), max_new_tokens=NEW))[0]
     model.hf.generation_config.eos_token_id = whole[1][3]
     fixed.clear()
-    found = generate(model, prompts(), masks(model), max_new_tokens=NEW)
+    found = generate(model, prompts(), masks(model), max_new_tokens=NEW, replay=True)
     assert fixed
-    monkeypatch.setattr(writing, "can_replay", lambda model: False)
     again = generate(model, prompts(), masks(model), max_new_tokens=NEW)
     assert ids_of(found) == ids_of(again)
     assert {each.end for row in found.rows for each in row} == {"eos", "length"}
@@ -81,9 +79,8 @@ def test_gaps_hidden_tokens_luck_and_boosts_go_with_fixed_shapes(fixed, monkeypa
         "hidden": hidden,
         "boost": boost,
     }
-    found = ids_of(generate(model, rows, masks(model), **options))
+    found = ids_of(generate(model, rows, masks(model), **options, replay=True))
     assert fixed
-    monkeypatch.setattr(writing, "can_replay", lambda model: False)
     assert found == ids_of(generate(model, rows, masks(model), **options))
 
 
@@ -105,7 +102,8 @@ def test_steps_that_turn_out_not_to_replay_go_on_as_ever(good, how, fixed, monke
         return run(self) + 1
 
     monkeypatch.setattr(FixedSteps, "_run", broken)
-    assert ids_of(generate(model, prompts(), masks(model), max_new_tokens=NEW)) == expected
+    found = generate(model, prompts(), masks(model), max_new_tokens=NEW, replay=True)
+    assert ids_of(found) == expected
     assert len(fixed) == good, "and never again"
 
 
@@ -123,7 +121,7 @@ def test_batches_that_are_done_leave_nothing_behind(fixed, monkeypatch):
     gc.collect()
     gc.disable()
     try:
-        generate(endless(), prompts(), max_new_tokens=NEW, rows_at_a_time=1)
+        generate(endless(), prompts(), max_new_tokens=NEW, rows_at_a_time=1, replay=True)
     finally:
         gc.enable()
     assert len(alive) == 4
@@ -132,9 +130,9 @@ def test_batches_that_are_done_leave_nothing_behind(fixed, monkeypatch):
 
 def test_few_steps_are_not_worth_a_recording(fixed, monkeypatch):
     monkeypatch.setattr(batch, "WORTH", 12)
-    generate(endless(), prompts(), max_new_tokens=12)
+    generate(endless(), prompts(), max_new_tokens=12, replay=True)
     assert not fixed
-    generate(endless(), prompts(), max_new_tokens=14)
+    generate(endless(), prompts(), max_new_tokens=14, replay=True)
     assert fixed == [10, 11, 12], "then there are too few left for a wider one"
 
 

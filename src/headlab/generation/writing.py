@@ -61,6 +61,7 @@ def generate(
     position_ids: PerPrompt = None,
     hidden: PerPrompt = None,
     rows_at_a_time: int | None = None,
+    replay: bool = False,
     progress: Progress | None = None,
 ) -> Generated:
     """Every mask writes on from every prompt, greedily or sampled.
@@ -75,6 +76,9 @@ def generate(
     `position_ids` are the positions of each prompt's tokens, from 0 and growing (None: 0, 1, 2
     ...); what is written goes on after the last. `hidden` marks tokens of each prompt that keep
     their positions and that no token looks at. A gap of 55 positions is 55 hidden tokens.
+
+    With `replay` a GPU records a step and replays it, where the model allows it and the replay
+    gives the step's logits; elsewhere it changes nothing.
 
     >>> found = headlab.generate(model, "The capital of France is", max_new_tokens=3)
     ...                                                                       # doctest: +SKIP
@@ -110,6 +114,7 @@ def generate(
         progress,
         arm,
         *model.placed(ids, position_ids, hidden),
+        replay=replay,
     )
     with torch.no_grad(), gpu_kernels(model), grouped_queries():
         writer.run(rows_at_a_time)
@@ -175,6 +180,7 @@ class Writer:
         arm: Arm | None = None,
         position_ids: list[Tensor] | None = None,
         hidden: list[Tensor] | None = None,
+        replay: bool = False,
     ):
         if reference.values is not None and reference.values.shape[1:3] != (1, 1):
             raise HeadlabError(
@@ -190,7 +196,9 @@ class Writer:
         self.activation = None if arm is None else find_activation(model)
         self.is_plain = bool((masks == 1).all()) and boosts is None
         self.written: dict[tuple[int, int], Written] = {}  # by mask and prompt
-        self.replays = arm is None and can_replay(model)  # until a step turns out otherwise
+        self.replays = (
+            replay and arm is None and can_replay(model)
+        )  # until a step turns out otherwise
         self.replayed = False  # a replay has been seen to give what steps give
         self._look = _LOOK if model.device.type == "cuda" else 1
         inner = model.hf.get_base_model() if hasattr(model.hf, "get_base_model") else model.hf
