@@ -211,6 +211,17 @@ def test_shuffling_examples_or_masks_changes_nothing(llama):
     assert (shuffled - table[rows][:, examples]).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("joins", [True, False])
+@pytest.mark.parametrize("masks_in_a_pass", [1, 3, 5])
+def test_passes_that_hold_a_part_of_a_layers_heads(llama, joins, masks_in_a_pass):
+    llama.restart = dataclasses.replace(llama.restart, joins=joins)
+    masks, example = Gates.each_head(llama), [EXAMPLES[1]]
+    tokens = len(llama.join(EXAMPLES[1].prompt, EXAMPLES[1].target)[0])
+    table = measure(llama, example, masks, budget=masks_in_a_pass * tokens)
+    plain = measure(llama, example, masks, restart=False)
+    assert (table.values - plain.values).abs().max() < 1e-5
+
+
 @pytest.mark.parametrize("budget", [1, 7, 40, 10_000])
 def test_the_budget_changes_nothing(llama, budget):
     masks = random_masks(6, seed=5)

@@ -51,9 +51,11 @@ def test_steps_of_fixed_shapes_write_the_same(name, fixed, monkeypatch):
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-def test_rows_leave_between_steps_of_fixed_shapes(steps, fixed, monkeypatch):
-    """A row that ends, and one that has the most tokens it may have."""
+@pytest.mark.parametrize("worth", [1, 6])
+def test_rows_leave_between_steps_of_fixed_shapes(steps, worth, fixed, monkeypatch):
+    """A row that ends, after which steps may run as ever."""
     looking(monkeypatch, steps)
+    monkeypatch.setattr(batch, "WORTH", worth)
     model = endless()
     whole = ids_of(generate(model, prompts(), max_new_tokens=NEW))[0]
     model.hf.generation_config.eos_token_id = whole[1][3]

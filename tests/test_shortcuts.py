@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from tiny import ARCHITECTURES, random_ids, tiny
+from tiny import ARCHITECTURES, random_ids, tiny, tiny_tokenizer
 
 import headlab
 from headlab import Gates, Head, HeadlabError, Model
@@ -93,6 +93,40 @@ def test_masks_that_restart_together_equal_full_passes(model):
     for number, mask in enumerate(masks):
         with model.gated(mask):
             assert (model(tokens)[:, -1] - together[number]).abs().max() < 1e-5
+
+
+def test_joining_that_cannot_be_proved_is_switched_off_not_trusted():
+    class Counting(torch.nn.Module):
+        """A layer that wants as many rows as there are prompts."""
+
+        def __init__(self, block, network):
+            super().__init__()
+            self.block = block
+            network.get_input_embeddings().register_forward_hook(self.count)
+
+        def count(self, _, args, out):
+            self.rows = len(out)
+
+        def forward(self, hidden_states, **kwargs):
+            return self.block(hidden_states, **kwargs) * (len(hidden_states) / self.rows)
+
+    hf = copy.deepcopy(tiny("llama"))
+    hf.model.layers[1] = Counting(hf.model.layers[1], hf)
+    model = Model(hf, tiny_tokenizer(), name="counting")
+    result = check(model)
+    assert result.passed
+    assert [proof.name for proof in result.proofs if not proof.passed] == ["joining"]
+    assert model.restartable
+    assert not model.restart.joins
+    tokens = model.tokens(random_ids(1, 5))
+    clean = clean_pass(model, tokens, [0, 1], torch.tensor([0]), torch.tensor([4]))
+    with pytest.raises(HeadlabError, match="have not been proved to join"):  # noqa: SIM117
+        with restarted(model, {0: 1, 1: 1}, clean):
+            pass
+    example, masks = headlab.Example("the cat", " sat"), Gates.each_head(model)
+    fast = headlab.measure(model, [example], masks)
+    plain = headlab.measure(model, [example], masks, restart=False)
+    assert (fast.values - plain.values).abs().max() < 1e-5
 
 
 def test_restart_that_cannot_be_proved_is_switched_off_not_trusted():
