@@ -25,10 +25,12 @@ from headlab.gradients import gate_gradients
 
 
 class Work:
-    """One problem. `scale` is what a peer's seconds are multiplied by, where it does a sample."""
+    """One problem. `scale` is what a peer's seconds are multiplied by, where it does a sample; of a
+    work that hooks do whole, only `others` do one."""
 
     kind = ""
     scale = 1.0
+    only_others = False
     is_text = False  # answers are tokens
 
     def __init__(self, model: Model, prompts: int, length: int):
@@ -254,8 +256,20 @@ class Generate(Work):
     kind = "generate"
     is_text = True
 
-    def __init__(self, model: Model, prompts: int, length: int, masks: int = 9, new: int = 128):
+    only_others = True
+
+    def __init__(
+        self,
+        model: Model,
+        prompts: int,
+        length: int,
+        masks: int = 9,
+        new: int = 128,
+        sample: int = 0,
+    ):
         super().__init__(model, prompts, length)
+        self.sample = sample or masks
+        self.scale = masks / self.sample
         random = torch.Generator().manual_seed(3)
         shape = masks, model.n_layers, model.n_heads
         self.masks = (torch.rand(shape, generator=random) > 0.1).float()
@@ -270,7 +284,8 @@ class Generate(Work):
 
     def theirs(self, peer: Any, little: bool = False) -> Tensor:
         (ids,) = self._there(self.ids)
-        return peer.generate(ids, self.masks[: 1 if little else None], 8 if little else self.new)
+        masks = len(self.masks) if peer.name == "hooks" else self.sample
+        return peer.generate(ids, self.masks[: 1 if little else masks], 8 if little else self.new)
 
     def same(self, ours: Tensor, little: bool = False) -> Tensor:
         return ours[:1, :, :8] if little else ours
