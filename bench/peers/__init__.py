@@ -17,6 +17,7 @@ the network's weights, so several can live beside each other.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -74,11 +75,19 @@ def log_probs(logits: Tensor, targets: Tensor) -> Tensor:
     return last.gather(1, targets[:, None])[:, 0]
 
 
-def kept(order: Tensor, k: int, n_layers: int, n_heads: int) -> Tensor:
-    """[layer, head], True where a head is among the first k of the order."""
-    live = torch.zeros(n_layers * n_heads, dtype=torch.bool, device=order.device)
-    live[order[:k]] = True
-    return live.view(n_layers, n_heads)
+def over_orders(
+    orders: Tensor, ks: Sequence[int], peer: Any, run: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """What `run` gives for the first k heads of each order, [order, k, prompt]. It is called with
+    [layer, head], True where a head is kept."""
+
+    def kept(order: Tensor, k: int) -> Tensor:
+        live = torch.zeros(peer.n_layers * peer.n_heads, dtype=torch.bool, device=order.device)
+        live[order[:k]] = True
+        return live.view(peer.n_layers, peer.n_heads)
+
+    rows = [torch.stack([run(kept(order, k)) for k in ks]) for order in orders]
+    return torch.stack(rows).cpu()
 
 
 def midpoints(steps: int) -> list[float]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from . import gated, kept, log_probs, midpoints, twin
+from . import gated, log_probs, midpoints, over_orders, twin
 
 Edit = Callable[[int, Tensor], Tensor | None]  # layer, z [prompt, position, head, width]
 
@@ -85,19 +85,15 @@ class Hooks:
         self, ids: Tensor, others: Tensor, targets: Tensor, orders: Tensor, ks: Sequence[int]
     ) -> Tensor:
         other = self.cache(others)
-        rows = []
-        for order in orders.to(ids.device):
-            row = []
-            for k in ks:
-                live = kept(order, k, self.n_layers, self.n_heads)[..., None]
 
-                def swap(layer, z, live=live):
-                    return torch.where(live[layer], z, other[layer])
+        def run(live: Tensor) -> Tensor:
+            def swap(layer, z):
+                return torch.where(live[layer, :, None], z, other[layer])
 
-                with self.editing(swap, range(self.n_layers)):
-                    row.append(log_probs(self.run(ids), targets))
-            rows.append(torch.stack(row))
-        return torch.stack(rows).cpu()
+            with self.editing(swap, range(self.n_layers)):
+                return log_probs(self.run(ids), targets)
+
+        return over_orders(orders.to(ids.device), ks, self, run)
 
     def attribute(self, ids: Tensor, others: Tensor, targets: Tensor, steps: int) -> Tensor:
         other = self.cache(others)

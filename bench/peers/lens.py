@@ -9,7 +9,7 @@ from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 from transformers import PreTrainedModel
 
-from . import gated, kept, log_probs, midpoints, no_words, twin
+from . import gated, log_probs, midpoints, no_words, over_orders, twin
 
 
 class Lens:
@@ -71,18 +71,15 @@ class Lens:
         self, ids: Tensor, others: Tensor, targets: Tensor, orders: Tensor, ks: Sequence[int]
     ) -> Tensor:
         other = self.cache(others)
-        rows = []
-        for order in orders.to(ids.device):
-            row = []
-            for k in ks:
-                live = kept(order, k, self.n_layers, self.n_heads)[..., None]
-                hooks = [
-                    (point, lambda z, hook, n=n, live=live: torch.where(live[n], z, other[n]))
-                    for n, point in enumerate(self.points)
-                ]
-                row.append(log_probs(self.run(ids, hooks), targets))
-            rows.append(torch.stack(row))
-        return torch.stack(rows).cpu()
+
+        def run(live: Tensor) -> Tensor:
+            hooks = [
+                (point, lambda z, hook, n=n: torch.where(live[n, :, None], z, other[n]))
+                for n, point in enumerate(self.points)
+            ]
+            return log_probs(self.run(ids, hooks), targets)
+
+        return over_orders(orders.to(ids.device), ks, self, run)
 
     def attribute(self, ids: Tensor, others: Tensor, targets: Tensor, steps: int) -> Tensor:
         """All pairs in one batch."""

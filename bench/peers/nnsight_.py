@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from . import gated, kept, log_probs, midpoints, no_words, twin
+from . import gated, log_probs, midpoints, no_words, over_orders, twin
 
 
 class NNsight:
@@ -93,19 +93,16 @@ class NNsight:
         self, ids: Tensor, others: Tensor, targets: Tensor, orders: Tensor, ks: Sequence[int]
     ) -> Tensor:
         other = self.cache(others)
-        rows = []
-        for order in orders.to(ids.device):
-            row = []
-            for k in ks:
-                live = kept(order, k, self.n_layers, self.n_heads)
-                live = live.repeat_interleave(self.width, -1)  # [layer, head * width]
-                with self.model.trace(input_ids=ids, use_cache=False):
-                    for layer, projection in enumerate(self.projections):
-                        projection.input = torch.where(live[layer], projection.input, other[layer])
-                    value = log_probs(self.model.output.logits, targets).save()
-                row.append(value)
-            rows.append(torch.stack(row))
-        return torch.stack(rows).cpu()
+
+        def run(live: Tensor) -> Tensor:
+            live = live.repeat_interleave(self.width, -1)  # [layer, head * width]
+            with self.model.trace(input_ids=ids, use_cache=False):
+                for layer, projection in enumerate(self.projections):
+                    projection.input = torch.where(live[layer], projection.input, other[layer])
+                value = log_probs(self.model.output.logits, targets).save()
+            return value
+
+        return over_orders(orders.to(ids.device), ks, self, run)
 
     def attribute(self, ids: Tensor, others: Tensor, targets: Tensor, steps: int) -> Tensor:
         other = [z.unflatten(-1, (self.n_heads, -1)) for z in self.cache(others)]

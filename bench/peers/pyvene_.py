@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from . import gated, kept, log_probs, midpoints, twin
+from . import gated, log_probs, midpoints, over_orders, twin
 
 
 class Edit(pyvene.ConstantSourceIntervention):
@@ -89,17 +89,14 @@ class Pyvene:
         self, ids: Tensor, others: Tensor, targets: Tensor, orders: Tensor, ks: Sequence[int]
     ) -> Tensor:
         other = self.cache(others)
-        rows = []
-        for order in orders.to(ids.device):
-            row = []
-            for k in ks:
-                live = kept(order, k, self.n_layers, self.n_heads)
-                live = live.repeat_interleave(self.width, -1)  # [layer, head * width]
-                for n, edit in enumerate(self.edits):
-                    edit.how = lambda z, n=n, live=live: torch.where(live[n], z, other[n])
-                row.append(log_probs(self.run(self.all, ids), targets))
-            rows.append(torch.stack(row))
-        return torch.stack(rows).cpu()
+
+        def run(live: Tensor) -> Tensor:
+            live = live.repeat_interleave(self.width, -1)  # [layer, head * width]
+            for n, edit in enumerate(self.edits):
+                edit.how = lambda z, n=n: torch.where(live[n], z, other[n])
+            return log_probs(self.run(self.all, ids), targets)
+
+        return over_orders(orders.to(ids.device), ks, self, run)
 
     def attribute(self, ids: Tensor, others: Tensor, targets: Tensor, steps: int) -> Tensor:
         # It writes into z in place, which SDPA still needs on the way back.
