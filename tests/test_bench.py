@@ -1,0 +1,89 @@
+"""The benchmarks run, and notice when another library does another work."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import transformers as hf
+
+BENCH = Path(__file__).parent.parent / "bench"
+
+
+@pytest.fixture
+def race(monkeypatch):
+    """bench/race.py, its small model made tiny."""
+    if not BENCH.exists():
+        pytest.skip("bench is not part of a source archive")
+    known = set(sys.modules)
+    monkeypatch.syspath_prepend(str(BENCH))
+    import common
+    import race
+
+    tiny = hf.LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=40,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        initializer_range=0.3,
+    )
+    monkeypatch.setitem(common.SHAPES, "small", lambda: tiny)
+    monkeypatch.setattr(race, "matrix_rate", lambda *_: 1e9)
+    monkeypatch.setattr(race, "bandwidth", lambda *_: 1e9)
+    yield race
+    for name in set(sys.modules) - known:  # "common" may be another's name
+        if str(BENCH) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+def run(race, monkeypatch, *options: str) -> None:
+    line = ["race.py", "--small", "--device", "cpu", "--repeats", "1", "--peers", "hooks"]
+    monkeypatch.setattr(sys, "argv", [*line, *options])
+    race.main()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_work_is_raced_and_agrees_with_hooks(race, dtype, monkeypatch, tmp_path, capsys):
+    out = tmp_path / "race.json"
+    run(race, monkeypatch, "--dtype", dtype, "--out", str(out))
+    found = json.loads(out.read_text())
+    assert list(found) == ["ablate", "patch", "attribute", "keep", "fit", "generate"]
+    for row in found.values():
+        ours, theirs = row["ways"]
+        assert (ours["way"], theirs["way"]) == ("headlab", "hooks")
+        assert theirs["ratio"] == pytest.approx(theirs["seconds"] / ours["seconds"])
+        assert row["floor"] > 0
+    assert found["fit"]["ways"][1]["scaled"] == 10
+    assert "floors" in capsys.readouterr().out
+
+
+def test_another_work_is_noticed(race, monkeypatch, capsys):
+    from peers.hooks import Hooks
+
+    ablate = Hooks.ablate
+    monkeypatch.setattr(
+        Hooks, "ablate", lambda self, ids, targets, heads: ablate(self, ids, targets, heads[::-1])
+    )
+    with pytest.raises(SystemExit, match="numbers differ"):
+        run(race, monkeypatch, "--rows", "ablate")
+
+
+def test_a_library_that_is_missing_or_breaks_down_is_listed(race, monkeypatch, capsys):
+    import peers
+    from peers.hooks import Hooks
+
+    def broken(*_):
+        raise KeyError("no such module")
+
+    monkeypatch.setitem(peers.PEERS, "lens", ("lens", "Lens", "not_installed_anywhere"))
+
+    monkeypatch.setattr(Hooks, "patch", broken)
+    run(race, monkeypatch, "--rows", "patch", "--peers", "hooks,lens,nobody")
+    shown = capsys.readouterr().out
+    assert "cannot: breaks down: KeyError" in shown
+    assert "pip install 'headlab[bench]'" in shown
+    assert "no peer 'nobody'" in shown
