@@ -210,19 +210,11 @@ class Race:
             return f"difference {difference:.1g}"
         mine, other = (
             _error(each, exact, work.is_text)
-            for each in (work.same(answers["headlab"], True), self._little(theirs))
+            for each in (work.same(answers["headlab"], True), work.little(theirs))
         )
         self.agrees &= mine <= _WORSE * other + (0.02 if work.is_text else 0)
         what = "share of other texts" if work.is_text else "error"
         return f"{what} {mine:.2g}, its own {other:.2g}"
-
-    def _little(self, theirs: Tensor) -> Tensor:
-        """The part of a peer's answer that was computed in float32."""
-        work = self.work
-        if hasattr(work, "heads"):
-            wanted = set(work._heads(True))
-            return theirs[[place for place, head in enumerate(work.heads) if head in wanted]]
-        return work.same(theirs, True)
 
     def show(self, shape: str, floor: float) -> None:
         work = self.work

@@ -25,8 +25,8 @@ from headlab.gradients import gate_gradients
 
 
 class Work:
-    """One problem. `scale` is what a peer's seconds are multiplied by, where it does a sample; of a
-    work that hooks do whole, only `others` do one."""
+    """One problem. `scale` is what a peer's seconds are multiplied by, where it does a sample; with
+    `only_others` hooks do the whole all the same."""
 
     kind = ""
     scale = 1.0
@@ -64,6 +64,10 @@ class Work:
     def same(self, ours: Tensor, little: bool = False) -> Tensor:
         """The part of our answer that peers give."""
         return ours
+
+    def little(self, theirs: Tensor) -> Tensor:
+        """Of a peer's answer, what it gives for a `little`."""
+        return self.same(theirs, little=True)
 
     def ways(self, peer: Any) -> dict[str, Any]:
         """The ways in which a peer does this work, by the name of its method."""
@@ -103,8 +107,15 @@ class Ablate(Work):
     def same(self, ours: Tensor, little: bool = False) -> Tensor:
         return ours[self._heads(little)]
 
+    def little(self, theirs: Tensor) -> Tensor:
+        return theirs[:: self._stride]
+
     def _heads(self, little: bool) -> list[int]:
-        return self.heads[:: max(1, len(self.heads) // 8)] if little else self.heads
+        return self.heads[:: self._stride] if little else self.heads
+
+    @property
+    def _stride(self) -> int:
+        return max(1, len(self.heads) // 8)
 
     def floor(self, rate: float, wide: float) -> float:
         return self.n_heads * self._dense / 2 / rate

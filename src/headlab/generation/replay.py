@@ -73,8 +73,7 @@ class FixedSteps:
         self._mask[..., stop - 1] = True
         if self._replay is None:
             expected = self._as_ever(stop)
-            self.works = self._like(expected, self._tried)
-            if self.works:
+            if self._like(expected, self._tried):
                 self._replay = self._recorded() if self._ids.is_cuda else self._run
             self.works = self._replay is not None
             return expected
