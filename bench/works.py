@@ -25,12 +25,9 @@ from headlab.gradients import gate_gradients
 
 
 class Work:
-    """One problem. `scale` is what a peer's seconds are multiplied by, where it does a sample; with
-    `only_others` hooks do the whole all the same."""
+    """One problem."""
 
     kind = ""
-    scale = 1.0
-    only_others = False
     is_text = False  # answers are tokens
 
     def __init__(self, model: Model, prompts: int, length: int):
@@ -54,24 +51,25 @@ class Work:
     def size(self) -> str:
         return f"{self.prompts} x {self.length}"
 
-    def ours(self) -> Tensor:
+    def ours(self, little: bool = False) -> Tensor:
+        """Headlab's answer; for a warm-up `little` may do less, whose answer is not looked at."""
         raise NotImplementedError
 
     def theirs(self, peer: Any, little: bool = False) -> Tensor:
-        """A peer's answer; `little` of it for a warm-up, and to compare with float32."""
+        """A peer's answer; `little` of it for a warm-up, which is also compared with float32."""
         raise NotImplementedError
 
     def same(self, ours: Tensor, little: bool = False) -> Tensor:
-        """The part of our answer that peers give."""
+        """The part of our answer that peers give, or that they give for a `little`."""
         return ours
-
-    def little(self, theirs: Tensor) -> Tensor:
-        """Of a peer's answer, what it gives for a `little`."""
-        return self.same(theirs, little=True)
 
     def ways(self, peer: Any) -> dict[str, Any]:
         """The ways in which a peer does this work, by the name of its method."""
         return {"": peer}
+
+    def scale(self, way: str) -> float:
+        """What its seconds are multiplied by, where it does a sample."""
+        return 1.0
 
     def floor(self, rate: float, wide: float) -> float:
         raise NotImplementedError
@@ -94,11 +92,16 @@ class Ablate(Work):
         super().__init__(model, prompts, length)
         step = max(1, self.n_heads // sample) if sample else 1
         self.heads = list(range(0, self.n_heads, step))
-        self.scale = self.n_heads / len(self.heads)
         self.gates = Gates.each_head(model)
 
-    def ours(self) -> Tensor:
-        return headlab.measure(self.model, self.examples, self.gates).values
+    def scale(self, way: str) -> float:
+        return self.n_heads / len(self.heads)
+
+    def ours(self, little: bool = False) -> Tensor:
+        return headlab.measure(self.model, self.examples, self._gates(little)).values
+
+    def _gates(self, little: bool) -> Gates:
+        return Gates(self.gates.values[self._heads(True), 0, :, :, 0]) if little else self.gates
 
     def theirs(self, peer: Any, little: bool = False) -> Tensor:
         ids, targets = self._there(self.ids, self.targets)
@@ -107,15 +110,13 @@ class Ablate(Work):
     def same(self, ours: Tensor, little: bool = False) -> Tensor:
         return ours[self._heads(little)]
 
-    def little(self, theirs: Tensor) -> Tensor:
-        return theirs[:: self._stride]
-
     def _heads(self, little: bool) -> list[int]:
-        return self.heads[:: self._stride] if little else self.heads
+        return self.heads[:: max(1, len(self.heads) // 8)] if little else self.heads
 
-    @property
-    def _stride(self) -> int:
-        return max(1, len(self.heads) // 8)
+    def ways(self, peer: Any) -> dict[str, Any]:
+        if not hasattr(peer, "together") or self.model.device.type != "cuda":
+            return {"": peer}
+        return {"": peer, f", {peer.heads_a_trace} heads a pass": peer.together}
 
     def floor(self, rate: float, wide: float) -> float:
         return self.n_heads * self._dense / 2 / rate
@@ -126,9 +127,9 @@ class Patch(Ablate):
 
     kind = "patch"
 
-    def ours(self) -> Tensor:
+    def ours(self, little: bool = False) -> Tensor:
         return headlab.measure(
-            self.model, self.examples, self.gates, reference="counterfactual"
+            self.model, self.examples, self._gates(little), reference="counterfactual"
         ).values
 
     def theirs(self, peer: Any, little: bool = False) -> Tensor:
@@ -148,12 +149,19 @@ class Attribute(Work):
         at = (torch.arange(steps) + 0.5) / steps
         self.gates = Gates(at[:, None, None].repeat(1, model.n_layers, model.n_heads))
 
-    def ours(self) -> Tensor:
+    def ours(self, little: bool = False) -> Tensor:
         found = gate_gradients(self.model, self.examples, self.gates, reference="counterfactual")
-        return found.gradient.mean((0, 1))  # [layer, head]
+        return found.gradient.mean(0)  # [prompt, layer, head]
+
+    def same(self, ours: Tensor, little: bool = False) -> Tensor:
+        return ours[self._some(little)].mean(0)
+
+    def _some(self, little: bool) -> slice:
+        return slice(4 if little else None)
 
     def theirs(self, peer: Any, little: bool = False) -> Tensor:
-        there = self._there(self.ids, self.others, self.targets)
+        some = self._some(little)
+        there = self._there(self.ids[some], self.others[some], self.targets[some])
         return peer.attribute(*there, self.steps)
 
     def ways(self, peer: Any) -> dict[str, Any]:
@@ -191,7 +199,7 @@ class Keep(Work):
         shape = -1, model.n_layers, model.n_heads
         self.gates = Gates(live.view(shape))
 
-    def ours(self) -> Tensor:
+    def ours(self, little: bool = False) -> Tensor:
         found = headlab.measure(
             self.model, self.examples, self.gates, reference="counterfactual"
         ).values
@@ -226,7 +234,6 @@ class Fit(Work):
         super().__init__(model, 4 * prompts, length)
         self.batch, self.target, self.updates = prompts, target, updates
         self.seeds = list(range(seeds))
-        self.scale = float(seeds)
         split = length - target
         self.examples = [
             Example(text(row[:split]), " " + text(row[split:]), id=str(number))
@@ -240,20 +247,27 @@ class Fit(Work):
     def size(self) -> str:
         return f"{self.batch} x {self.length}"
 
-    def ours(self) -> Tensor:
+    def scale(self, way: str) -> float:
+        return float(len(self.seeds))
+
+    def ours(self, little: bool = False) -> Tensor:
         state = begin(self.model, self.seeds, self.schedule, 3 * len(self.seeds), self.tokens)
         for _ in range(self.updates):
             self.fit.update(state, [("free", seed) for seed in self.seeds])
-        return state.losses[0, : self.updates]
+        return state.losses[: len(self.seeds), : self.updates]
 
     def theirs(self, peer: Any, little: bool = False) -> Tensor:
         if peer.name != "hooks":
             raise Cannot("its passes are those of attribute; the training loop would be the hooks'")
-        own = PlainFit(peer, self.ids.to(self.model.device), self.target, self.schedule, seed=0)
-        return torch.tensor([own.update() for _ in range(1 if little else self.updates)])
+        (ids,) = self._there(self.ids)
+        losses = []
+        for seed in self.seeds if little else self.seeds[:1]:
+            own = PlainFit(peer, ids, self.target, self.schedule, seed)
+            losses.append([own.update() for _ in range(2 if little else self.updates)])
+        return torch.tensor(losses)
 
     def same(self, ours: Tensor, little: bool = False) -> Tensor:
-        return ours[:1] if little else ours
+        return ours[:, :2] if little else ours[:1]  # losses are few, and noise: all seeds have some
 
     def floor(self, rate: float, wide: float) -> float:
         one = 2 * block_weights(self.model) * self.batch * self.length
@@ -267,8 +281,6 @@ class Generate(Work):
     kind = "generate"
     is_text = True
 
-    only_others = True
-
     def __init__(
         self,
         model: Model,
@@ -276,27 +288,34 @@ class Generate(Work):
         length: int,
         masks: int = 9,
         new: int = 128,
+        hooks: int = 0,
         sample: int = 0,
     ):
+        """`hooks`, and for the other libraries `sample`: under how many of the masks they write."""
         super().__init__(model, prompts, length)
-        self.sample = sample or masks
-        self.scale = masks / self.sample
+        self.hooks, self.sample = hooks or masks, sample or masks
         random = torch.Generator().manual_seed(3)
         shape = masks, model.n_layers, model.n_heads
         self.masks = (torch.rand(shape, generator=random) > 0.1).float()
         self.masks[0] = 1
         self.new = new
 
-    def ours(self) -> Tensor:
+    def ours(self, little: bool = False) -> Tensor:
         found = headlab.generate(
-            self.model, list(self.ids), Gates(self.masks), max_new_tokens=self.new, replay=True
+            self.model, list(self.ids), Gates(self.masks), max_new_tokens=self.new
         )
         return torch.tensor([[written.ids for written in row] for row in found.rows])
 
+    def scale(self, way: str) -> float:
+        return len(self.masks) / self._masks(way)
+
+    def _masks(self, way: str) -> int:
+        return self.hooks if way == "hooks" else self.sample
+
     def theirs(self, peer: Any, little: bool = False) -> Tensor:
         (ids,) = self._there(self.ids)
-        masks = len(self.masks) if peer.name == "hooks" else self.sample
-        return peer.generate(ids, self.masks[: 1 if little else masks], 8 if little else self.new)
+        masks = 1 if little else self._masks(peer.name)
+        return peer.generate(ids, self.masks[:masks], 8 if little else self.new)
 
     def same(self, ours: Tensor, little: bool = False) -> Tensor:
         return ours[:1, :, :8] if little else ours

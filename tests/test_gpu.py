@@ -8,8 +8,10 @@ import pytest
 import torch
 from tiny import ARCHITECTURES, random_ids, tiny, tiny_tokenizer
 from training import steps, trainer
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from headlab import Example, Gates, Head, Model, counterfactual_reference, generate, measure
+from headlab import Example, Gates, Head, Model, counterfactual_reference, fused, generate, measure
+from headlab.kernels import rotate, swiglu
 from headlab.proofs import check
 from headlab.sparse import edges_kept, gate_attention
 
@@ -25,9 +27,72 @@ def test_check_passes_on_a_gpu(name, dtype):
     assert model.restartable, result
     # Faster kernels for the same formula are used where they are as exact, and only there.
     refused = {proof.name for proof in result.proofs if not proof.passed}
-    assert refused <= {"ending", "norms", "rotary"}
+    assert refused <= {"ending", "norms", "mlps", "rotary"}
     if name == "llama":
         assert not refused
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_fused_kernels_give_their_formulas_and_slopes(dtype):
+    assert fused.is_usable(torch.device("cuda", 0))
+    torch.manual_seed(0)
+    allowed = 1e-5 if dtype == torch.float32 else 2e-2
+
+    def found(function, *inputs):
+        """What a function gives, and the slopes of its inputs, of these numbers."""
+        inputs = [each.detach().clone().requires_grad_() for each in inputs]
+        given = function(*inputs)
+        given = given if isinstance(given, tuple) else (given,)
+        sum((each * each.detach()).sum() for each in given).backward()
+        return [each.detach().double() for each in given], [each.grad.double() for each in inputs]
+
+    def compare(ours, theirs, *inputs):
+        exact = found(theirs, *(each.double() for each in inputs))
+        for mine, right in zip(found(ours, *inputs), exact, strict=True):
+            for a, b in zip(mine, right, strict=True):
+                assert (a - b).abs().max() < allowed * b.abs().max()
+
+    gate, up = torch.randn(2, 3, 7, 333, device="cuda").to(dtype)
+    compare(swiglu, lambda gate, up: torch.nn.functional.silu(gate) * up, gate, up)
+    for heads, width, rows in ((9, 64, 1), (5, 24, 4), (32, 128, 4)):
+        q, k = (torch.randn(4, 6, n, width, device="cuda").to(dtype) for n in (heads, 3))
+        cos, sin = torch.randn(2, rows, 6, width, device="cuda").to(dtype)
+
+        def turned(q, k, cos=cos, sin=sin):  # as models have them: heads after positions
+            cos, sin = cos.to(q.dtype).expand(4, -1, -1), sin.to(q.dtype).expand(4, -1, -1)
+            return apply_rotary_pos_emb(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
+
+        def ours(q, k, cos=cos, sin=sin):
+            return rotate(apply_rotary_pos_emb, q.transpose(1, 2), k.transpose(1, 2), cos, sin)
+
+        compare(ours, turned, q, k)
+        with torch.no_grad():
+            mine, right = ours(q, k), turned(q.double(), k.double())
+        assert all(
+            (a - b).abs().max() < allowed * b.abs().max() for a, b in zip(mine, right, strict=True)
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", [(3, 6, 2, 70, 24), (2, 4, 4, 200, 16), (5, 32, 8, 300, 128)])
+def test_attention_of_one_token_sees_what_its_mask_shows(shape, dtype):
+    rows, heads, keys, places, width = shape
+    torch.manual_seed(0)
+    query = torch.randn(rows, 1, heads, width, device="cuda").to(dtype).transpose(1, 2)
+    key, value = torch.randn(2, rows, keys, places + 9, width, device="cuda").to(dtype)
+    mask = torch.rand(rows, 1, 1, places + 9, device="cuda") > 0.5
+    mask[0, ..., :66], mask[-1, ..., -30:], mask[..., 68] = False, False, True
+    hidden = ~mask[:, :, 0, :, None].expand_as(value)
+    value[hidden] = 1e4  # it must not count
+    key, value, mask = key[:, :, :places], value[:, :, :places], mask[..., :places]
+    assert fused.can_attend(query, key, value, mask)
+    wide = [each.double() for each in (query, key, value)]
+    exact = torch.nn.functional.scaled_dot_product_attention(
+        *wide, attn_mask=mask, scale=0.3, enable_gqa=True
+    )
+    found = fused.attend(query, key, value, mask, 0.3)
+    assert found.shape == exact.shape
+    assert (found - exact).abs().max() < (1e-5 if dtype == torch.float32 else 2e-2)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -77,7 +142,7 @@ def test_steps_that_are_replayed_write_the_same(name, monkeypatch):
     found = generate(model, rows, Gates.each_head(model), max_new_tokens=40, replay=True)
     if name in ("llama", "gpt2", "qwen2", "olmo", "gpt-neox"):
         assert len(replays) == 38, "the first token is the prompt's, the second is recorded"
-    again = generate(model, rows, Gates.each_head(model), max_new_tokens=40)
+    again = generate(model, rows, Gates.each_head(model), max_new_tokens=40, replay=False)
     assert [[each.ids for each in row] for row in found.rows] == [
         [each.ids for each in row] for row in again.rows
     ]

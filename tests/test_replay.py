@@ -44,9 +44,10 @@ _ODD = ("mistral", "gemma2", "gemma3", "gptj", "falcon", "falcon-mqa", "falcon-a
 @each_architecture
 def test_steps_of_fixed_shapes_write_the_same(name, fixed, monkeypatch):
     model = endless(name)
-    found = ids_of(generate(model, prompts(), masks(model), max_new_tokens=NEW, replay=True))
+    found = ids_of(generate(model, prompts(), masks(model), max_new_tokens=NEW))
     assert len(fixed) == (0 if name in _ODD else NEW - 1)
-    assert found == ids_of(generate(model, prompts(), masks(model), max_new_tokens=NEW))
+    plain = generate(model, prompts(), masks(model), max_new_tokens=NEW, replay=False)
+    assert found == ids_of(plain)
     assert len({tuple(row) for rows in found for row in rows}) > 4, "masks matter"
 
 
@@ -57,12 +58,12 @@ def test_rows_leave_between_steps_of_fixed_shapes(steps, worth, fixed, monkeypat
     looking(monkeypatch, steps)
     monkeypatch.setattr(batch, "WORTH", worth)
     model = endless()
-    whole = ids_of(generate(model, prompts(), max_new_tokens=NEW))[0]
+    whole = ids_of(generate(model, prompts(), max_new_tokens=NEW, replay=False))[0]
     model.hf.generation_config.eos_token_id = whole[1][3]
     fixed.clear()
-    found = generate(model, prompts(), masks(model), max_new_tokens=NEW, replay=True)
+    found = generate(model, prompts(), masks(model), max_new_tokens=NEW)
     assert fixed
-    again = generate(model, prompts(), masks(model), max_new_tokens=NEW)
+    again = generate(model, prompts(), masks(model), max_new_tokens=NEW, replay=False)
     assert ids_of(found) == ids_of(again)
     assert {each.end for row in found.rows for each in row} == {"eos", "length"}
 
@@ -81,16 +82,17 @@ def test_gaps_hidden_tokens_luck_and_boosts_go_with_fixed_shapes(fixed, monkeypa
         "hidden": hidden,
         "boost": boost,
     }
-    found = ids_of(generate(model, rows, masks(model), **options, replay=True))
+    found = ids_of(generate(model, rows, masks(model), **options))
     assert fixed
-    assert found == ids_of(generate(model, rows, masks(model), **options))
+    assert found == ids_of(generate(model, rows, masks(model), **options, replay=False))
 
 
 @pytest.mark.parametrize("good", [1, 2])
 @pytest.mark.parametrize("how", ["error", "numbers"])
 def test_steps_that_turn_out_not_to_replay_go_on_as_ever(good, how, fixed, monkeypatch):
     model = endless()
-    expected = ids_of(generate(model, prompts(), masks(model), max_new_tokens=NEW))
+    plain = generate(model, prompts(), masks(model), max_new_tokens=NEW, replay=False)
+    expected = ids_of(plain)
     fixed.clear()
     run = FixedSteps._run
     calls = []
@@ -104,7 +106,7 @@ def test_steps_that_turn_out_not_to_replay_go_on_as_ever(good, how, fixed, monke
         return run(self) + 1
 
     monkeypatch.setattr(FixedSteps, "_run", broken)
-    found = generate(model, prompts(), masks(model), max_new_tokens=NEW, replay=True)
+    found = generate(model, prompts(), masks(model), max_new_tokens=NEW)
     assert ids_of(found) == expected
     assert len(fixed) == good, "and never again"
 
@@ -123,7 +125,7 @@ def test_batches_that_are_done_leave_nothing_behind(fixed, monkeypatch):
     gc.collect()
     gc.disable()
     try:
-        generate(endless(), prompts(), max_new_tokens=NEW, rows_at_a_time=1, replay=True)
+        generate(endless(), prompts(), max_new_tokens=NEW, rows_at_a_time=1)
     finally:
         gc.enable()
     assert len(alive) == 4
@@ -132,9 +134,9 @@ def test_batches_that_are_done_leave_nothing_behind(fixed, monkeypatch):
 
 def test_few_steps_are_not_worth_a_recording(fixed, monkeypatch):
     monkeypatch.setattr(batch, "WORTH", 12)
-    generate(endless(), prompts(), max_new_tokens=12, replay=True)
+    generate(endless(), prompts(), max_new_tokens=12)
     assert not fixed
-    generate(endless(), prompts(), max_new_tokens=14, replay=True)
+    generate(endless(), prompts(), max_new_tokens=14)
     assert fixed == [10, 11, 12], "then there are too few left for a wider one"
 
 

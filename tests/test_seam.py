@@ -93,6 +93,7 @@ def test_check_passes_with_restart_proved(model):
         "joining",
         "ending",
         "norms",
+        "mlps",
         "rotary",
     ]
     kept = [proof.name for proof in result.proofs if not proof.passed]

@@ -10,8 +10,8 @@ import torch
 from tiny import ARCHITECTURES, random_ids, tiny, tiny_tokenizer
 
 import headlab
-from headlab import Gates, Head, HeadlabError, Model
-from headlab.kernels import few_kernels, rotate
+from headlab import Gates, Head, HeadlabError, Model, fused
+from headlab.kernels import few_kernels, rotate, swiglu
 from headlab.model import Tokens
 from headlab.proofs import check
 from headlab.restart import clean_pass, restarted
@@ -171,13 +171,16 @@ def test_few_kernels_change_nothing(model, monkeypatch):
     turn = headlab.kernels._turn
     monkeypatch.setattr(headlab.kernels, "_turn", lambda *x: turned.append(1) or turn(*x))
     with few_kernels(model), torch.no_grad():
-        assert all("forward" in norm.module.__dict__ for norm in model.norms)
+        assert all("forward" in each.module.__dict__ for each in (*model.norms, *model.mlps))
         assert (model(tokens) - plain).abs().max() < 1e-5
     others = {"gpt2", "gpt-neox", "gptj", "opt", "bloom", "cohere", "falcon-alibi"}
     assert bool(turned) == (model.name not in others)
     assert torch.equal(model(tokens), plain), "whole again"
     expected = [name for name, module in model.hf.named_modules() if "RMS" in type(module).__name__]
     assert [norm.name for norm in model.norms] == expected
+    gated = ("llama", "llama-wide", "llama-mqa", "mistral", "qwen2", "qwen3", "olmo", "olmo2")
+    count = 3 if model.name in (*gated, "granite", "cohere") else 0
+    assert [mlp.name for mlp in model.mlps] == [f"model.layers.{n}.mlp" for n in range(count)]
 
 
 @each_architecture
@@ -269,6 +272,86 @@ def test_a_norm_that_takes_more_than_hidden_states_is_left_alone():
     model = Model(hf, name="pair")
     assert check(model).passed
     assert "model.extra" not in [norm.name for norm in model.norms]
+
+
+@pytest.mark.parametrize("wrong", ["structure", "activation", "extra"])
+def test_an_mlp_that_does_something_else_is_left_alone(wrong):
+    class OddMlp(torch.nn.Module):
+        def __init__(self, own):
+            super().__init__()
+            self.gate_proj, self.up_proj, self.down_proj = own.gate_proj, own.up_proj, own.down_proj
+            self.act_fn = torch.nn.GELU() if wrong == "activation" else own.act_fn
+
+        def forward(self, x, **more):
+            gate, up = self.gate_proj(x), self.up_proj(x)
+            gate, up = (up, gate) if wrong == "structure" else (gate, up)
+            return self.down_proj(self.act_fn(gate) * up) * (2 if wrong == "extra" else 1)
+
+    hf = copy.deepcopy(tiny("llama"))
+    hf.model.layers[1].mlp = OddMlp(hf.model.layers[1].mlp)
+    model = Model(hf, name="odd")
+    result = check(model)
+    assert result.passed
+    refused = [proof.name for proof in result.proofs if not proof.passed]
+    assert refused == ([] if wrong == "activation" else ["mlps"])
+    assert [mlp.name for mlp in model.mlps] == ["model.layers.0.mlp", "model.layers.2.mlp"]
+
+
+def test_an_mlp_is_its_own_where_somebody_looks_at_its_activation():
+    model = Model(tiny("llama"), name="llama")
+    check(model)
+    act, tokens, seen = model.hf.model.layers[1].mlp.act_fn, model.tokens(random_ids(2, 8)), []
+    handle = act.register_forward_hook(lambda _, __, out: seen.append(1) or 2 * out)
+    try:
+        doubled = model(tokens)
+        with few_kernels(model), torch.no_grad():
+            found = model(tokens)
+    finally:
+        handle.remove()
+    assert len(seen) == 2
+    assert (found - doubled).abs().max() < 1e-5
+    with few_kernels(model), torch.no_grad():
+        assert (model(tokens) - doubled).abs().max() > 1e-3, "the hook mattered, and is gone"
+
+
+def test_the_way_back_through_gated_mlps_is_that_of_the_models_own():
+    random = torch.Generator().manual_seed(0)
+    gate, up, weights = torch.randn(3, 2, 5, 8, generator=random, dtype=torch.float64)
+    found = []
+    for product in (lambda gate, up: torch.nn.functional.silu(gate) * up, swiglu):
+        one, other = gate.clone().requires_grad_(), up.clone().requires_grad_()
+        slopes = torch.autograd.grad((product(one, other) * weights).sum(), (one, other))
+        found.append((product(gate, up), *slopes))
+    for own, ours in zip(*found, strict=True):
+        assert torch.allclose(own, ours, atol=1e-12)
+
+
+def test_kernels_of_our_own_keep_to_what_they_were_made_for(monkeypatch):
+    """They compute in float32: a wider dtype, or what lies otherwise in memory, is not theirs."""
+    monkeypatch.setattr(fused, "is_usable", lambda device: True)
+    gate = torch.randn(4, 6)
+    assert fused.can_swiglu(gate, gate)
+    assert not fused.can_swiglu(gate.double(), gate.double())
+    assert not fused.can_swiglu(gate, gate.bfloat16())
+    assert not fused.can_swiglu(gate.T, gate.T)
+    assert not fused.can_swiglu(gate, gate[:2])
+    assert not fused.can_swiglu(gate[:0], gate[:0])
+    x, table = torch.randn(2, 3, 5, 8), torch.randn(1, 1, 5, 8)
+    assert fused.can_turn(x, table, table)
+    assert not fused.can_turn(x.double(), table.double(), table.double())
+    assert not fused.can_turn(x.transpose(2, 3), table, table)
+    assert not fused.can_turn(x, table, table.expand(2, -1, -1, -1))
+    query, key = torch.randn(2, 6, 1, 8), torch.randn(2, 3, 9, 8)
+    mask = torch.ones(2, 1, 1, 9, dtype=torch.bool)
+    assert fused.can_attend(query, key, key, mask)
+    assert not fused.can_attend(query, key, key, None)
+    assert not fused.can_attend(query, key, key, mask.float())
+    assert not fused.can_attend(query, key, key, mask[..., :8])
+    assert not fused.can_attend(query.expand(-1, -1, 2, -1), key, key, mask)
+    assert not fused.can_attend(query[:, :5], key, key, mask)
+    assert not fused.can_attend(query.double(), key.double(), key.double(), mask)
+    monkeypatch.undo()
+    assert not fused.can_swiglu(gate, gate), "there is no GPU"
 
 
 def test_the_rotary_function_put_there_by_others_is_left_standing(monkeypatch):

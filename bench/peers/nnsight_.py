@@ -15,21 +15,17 @@ from . import gated, log_probs, midpoints, no_words, over_orders, twin
 class NNsight:
     name = "nnsight 0.8"
 
-    def __init__(self, network: PreTrainedModel, heads_a_trace: int | None = None):
-        """Several heads in a trace are one larger batch, an invoke each: faster where a pass waits
-        for Python more than for arithmetic."""
-        on_gpu = network.device.type == "cuda"
-        self.heads_a_trace = heads_a_trace or (8 if on_gpu else 1)
+    heads_a_trace = 8  # where several go together
+
+    def __init__(self, network: PreTrainedModel):
         self.network = twin(network)
         self.n_layers = network.config.num_hidden_layers
         self.n_heads = network.config.num_attention_heads
-        # The bare wrapper adds less to a pass; the other one can batch invokes.
+        # The bare wrapper adds less to a pass; the one of `together` can batch invokes.
         self.model = nnsight.NNsight(self.network)
         self.projections = [layer.self_attn.o_proj for layer in self.model.model.layers]
         self.width = self.network.model.layers[0].self_attn.o_proj.in_features // self.n_heads
-        self.batched = nnsight.TransformersModel(
-            twin(network), task="text-generation", tokenizer=no_words(), device=network.device
-        )
+        self.together = Together(self)
 
     @torch.no_grad()
     def cache(self, ids: Tensor) -> list[Tensor]:
@@ -46,8 +42,6 @@ class NNsight:
 
     @torch.no_grad()
     def ablate(self, ids: Tensor, targets: Tensor, heads: Sequence[int]) -> Tensor:
-        if self.heads_a_trace > 1:
-            return self._several(ids, targets, heads, None)
         found = []
         for number in heads:
             layer, own = self.slice_of(number)
@@ -60,8 +54,6 @@ class NNsight:
     @torch.no_grad()
     def patch(self, ids: Tensor, others: Tensor, targets: Tensor, heads: Sequence[int]) -> Tensor:
         other = self.cache(others)
-        if self.heads_a_trace > 1:
-            return self._several(ids, targets, heads, other)
         found = []
         for number in heads:
             layer, own = self.slice_of(number)
@@ -69,23 +61,6 @@ class NNsight:
                 self.projections[layer].input[:, :, own] = other[layer][:, :, own]
                 value = log_probs(self.model.output.logits, targets).save()
             found.append(value)
-        return torch.stack(found).cpu()
-
-    def _several(
-        self, ids: Tensor, targets: Tensor, heads: Sequence[int], other: list[Tensor] | None
-    ) -> Tensor:
-        projections = [layer.self_attn.o_proj for layer in self.batched.model.layers]
-        found: list[Tensor] = []
-        for start in range(0, len(heads), self.heads_a_trace):
-            with self.batched.trace(use_cache=False) as tracer:
-                values = nnsight.save([])
-                for number in heads[start : start + self.heads_a_trace]:
-                    layer, own = self.slice_of(number)
-                    with tracer.invoke(input_ids=ids):
-                        given = 0 if other is None else other[layer][:, :, own]
-                        projections[layer].input[:, :, own] = given
-                        values.append(log_probs(self.batched.output.logits, targets))
-            found.extend(values)
         return torch.stack(found).cpu()
 
     @torch.no_grad()
@@ -136,4 +111,40 @@ class NNsight:
                         projection.input = projection.input * scale[layer]
                 written = tracer.result.save()
             found.append(written[:, ids.shape[1] :])
+        return torch.stack(found).cpu()
+
+
+class Together:
+    """Several heads in a trace, an invoke each, are one larger batch: faster where a pass waits for
+    Python more than for arithmetic."""
+
+    def __init__(self, alone: NNsight):
+        self.alone, self.name = alone, alone.name
+        network = alone.network
+        self.model = nnsight.TransformersModel(
+            twin(network), task="text-generation", tokenizer=no_words(), device=network.device
+        )
+
+    def ablate(self, ids: Tensor, targets: Tensor, heads: Sequence[int]) -> Tensor:
+        return self._run(ids, targets, heads, None)
+
+    def patch(self, ids: Tensor, others: Tensor, targets: Tensor, heads: Sequence[int]) -> Tensor:
+        return self._run(ids, targets, heads, self.alone.cache(others))
+
+    @torch.no_grad()
+    def _run(
+        self, ids: Tensor, targets: Tensor, heads: Sequence[int], other: list[Tensor] | None
+    ) -> Tensor:
+        projections = [layer.self_attn.o_proj for layer in self.model.model.layers]
+        found: list[Tensor] = []
+        for start in range(0, len(heads), self.alone.heads_a_trace):
+            with self.model.trace(use_cache=False) as tracer:
+                values = nnsight.save([])
+                for number in heads[start : start + self.alone.heads_a_trace]:
+                    layer, own = self.alone.slice_of(number)
+                    with tracer.invoke(input_ids=ids):
+                        given = 0 if other is None else other[layer][:, :, own]
+                        projections[layer].input[:, :, own] = given
+                        values.append(log_probs(self.model.output.logits, targets))
+            found.extend(values)
         return torch.stack(found).cpu()

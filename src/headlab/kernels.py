@@ -1,4 +1,4 @@
-"""Formulas that models spell out in many kernels, in few: RMS norms and rotary positions.
+"""Formulas that models spell out in many kernels, in few: RMS norms, gated MLPs, rotary positions.
 
 Each kernel is a trip through the GPU's memory. A stand-in is used only where `headlab.check` has
 found it as exact as the model's own, against float32, and only while the engine runs.
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from headlab import fused
 from headlab.restart import standing_in
 
 if TYPE_CHECKING:
@@ -82,6 +83,87 @@ def find_norms(network: nn.Module) -> list[Norm]:
     return norms
 
 
+@dataclass(frozen=True)
+class GatedMlp:
+    """A module that is down(silu(gate(x)) · up(x)), with modules of the usual names."""
+
+    name: str
+    module: nn.Module
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        part: dict[str, Any] = self.module._modules
+        return part["down_proj"](swiglu(part["gate_proj"](hidden), part["up_proj"](hidden)))
+
+    def standing_for(self, own: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """Its forward, with `own` where somebody looks at the activation."""
+        act: Any = self.module.act_fn
+
+        def forward(hidden: Tensor, *rest: Any, **named: Any) -> Tensor:
+            watched = act._forward_hooks or act._forward_pre_hooks or "forward" in act.__dict__
+            if rest or named or watched:
+                return own(hidden, *rest, **named)
+            return self(hidden)
+
+        return forward
+
+    def excess(self) -> float:
+        """As of a norm, for the product; infinite where the module does something else."""
+        module: Any = self.module
+        random = torch.Generator().manual_seed(0)
+        weight: Tensor = module.gate_proj.weight
+        given = torch.randn(2, 3, module.gate_proj.in_features, generator=random)
+        hidden = given.to(weight.device, weight.dtype)
+        spelled = module.act_fn(module.gate_proj(hidden)) * module.up_proj(hidden)
+        if not torch.equal(module(hidden), module.down_proj(spelled)):
+            return float("inf")
+        numbers = torch.randn(2, 8, 64, generator=random) * torch.logspace(-3, 2, 8)[:, None]
+        gate, up = numbers.to(weight.device, weight.dtype)
+        exact = module.act_fn(gate.float()) * up.float()
+        return _excess(swiglu(gate, up), module.act_fn(gate) * up, exact)
+
+
+def find_mlps(network: nn.Module) -> list[GatedMlp]:
+    """The MLPs gated by silu among a model's modules; nothing is proved yet."""
+    parts = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+    return [
+        GatedMlp(name, module)
+        for name, module in network.named_modules()
+        if parts <= {*module._modules} and _is_silu(module.act_fn)
+    ]
+
+
+def _is_silu(act: Any) -> bool:
+    numbers = torch.linspace(-4, 4, 9)
+    return torch.allclose(act(numbers), functional.silu(numbers))
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) · up"""
+    if torch.is_grad_enabled() and (gate.requires_grad or up.requires_grad):
+        return _Swiglu.apply(gate, up)  # type: ignore[no-untyped-call]
+    if fused.can_swiglu(gate, up):
+        return fused.swiglu(gate, up)
+    return functional.silu(gate) * up
+
+
+class _Swiglu(torch.autograd.Function):
+    """Where gradients are wanted: of all that is computed only gate and up are kept."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return swiglu(gate, up)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = ctx.saved_tensors
+        slope = slopes[0].contiguous()
+        if fused.can_swiglu(slope, gate, up):
+            return fused.swiglu_back(slope, gate, up)
+        open_ = gate.sigmoid()
+        return slope * up * open_ * (1 + gate * (1 - open_)), slope * gate * open_
+
+
 _ROTARY = "apply_rotary_pos_emb"  # what every file of transformers calls it
 Rotary = Callable[..., tuple[Tensor, Tensor]]
 
@@ -101,6 +183,8 @@ def rotate(
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    if fused.can_turn(x, cos, sin):
+        return fused.turn(x, cos, sin)
     half = x.shape[-1] // 2
     low, high = x[..., :half], x[..., half:]
     turned = torch.empty_like(x)
@@ -160,19 +244,20 @@ def _excess(ours: Tensor, theirs: Tensor, exact: Tensor) -> float:
 
 @contextmanager
 def few_kernels(model: Model) -> Iterator[None]:
-    """Within the block the model's proved norms and rotary positions run in few kernels, and
-    attention in one that needs no plan."""
+    """Within the block the model's proved norms, MLPs and rotary positions run in few kernels,
+    and attention in one that needs no plan."""
     with ExitStack() as stack:
         planned = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
         stack.callback(torch.backends.cuda.enable_cudnn_sdp, planned)
         torch.backends.cuda.enable_cudnn_sdp(False)
-        for norm in model.norms:
-            stack.enter_context(standing_in(norm.module, norm.standing_for(norm.module.forward)))
+        standing: list[Norm | GatedMlp] = [*model.norms, *model.mlps]
+        for each in standing:
+            stack.enter_context(standing_in(each.module, each.standing_for(each.module.forward)))
         file = _file_of(model)
-        standing = getattr(file, _ROTARY, None)
-        if model.rotary is not None and standing is model.rotary:  # nobody else has replaced it
-            stack.callback(setattr, file, _ROTARY, standing)
-            setattr(file, _ROTARY, partial(rotate, standing))
+        own = getattr(file, _ROTARY, None)
+        if model.rotary is not None and own is model.rotary:  # nobody else has replaced it
+            stack.callback(setattr, file, _ROTARY, own)
+            setattr(file, _ROTARY, partial(rotate, own))
         yield
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from headlab.errors import HeadlabError
 from headlab.gates import ZERO, Gates, Reference, gate_heads
-from headlab.kernels import Norm, Rotary
+from headlab.kernels import GatedMlp, Norm, Rotary
 from headlab.restart import Forms, ended_at
 from headlab.seam import Seam, find_seam
 from headlab.sparse.gating import Gating, find_gating
@@ -87,6 +87,7 @@ class Model(Texts):
         self.causal = False  # until headlab.check proves it
         self.cuts_logits = False  # until headlab.check proves it
         self.norms: list[Norm] = []  # that may run in one kernel, once headlab.check proves it
+        self.mlps: list[GatedMlp] = []  # likewise, their elementwise part
         self.rotary: Rotary | None = None  # its own function, once headlab.check proves ours
         self.budget: int | None = None  # tokens in a pass, once the engine has found it
         self.back_offs = 0  # how often memory ran out and a pass was made smaller

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,12 +15,14 @@ from transformers.pytorch_utils import Conv1D
 from headlab.errors import HeadlabError
 from headlab.gates import Gates
 from headlab.heads import Head
-from headlab.kernels import find_norms, find_rotary, rotary_excess
+from headlab.kernels import GatedMlp, Norm, find_mlps, find_norms, find_rotary, rotary_excess
 from headlab.restart import clean_pass, learn_forms, restarted
 from headlab.seam import sightings
 
 if TYPE_CHECKING:
     from headlab.model import Model, Tokens
+
+Standing = TypeVar("Standing", Norm, GatedMlp)
 
 # Largest allowed difference, relative to the largest number compared: some hundred roundings.
 TOLERANCE = {
@@ -87,8 +89,8 @@ def check(model: Model) -> Check:
 
     Never raises for a wrong model: `.passed` says, `.require()` raises. As a side effect the model
     learns which shortcuts are proved: restarting at a layer, joining a pass there, logits at
-    chosen places only, the last layer at those places only, norms and rotary positions in few
-    kernels.
+    chosen places only, the last layer at those places only, norms, MLPs and rotary positions in
+    few kernels.
 
     >>> headlab.check(model).passed                                           # doctest: +SKIP
     True
@@ -101,7 +103,7 @@ def check(model: Model) -> Check:
         if proof.refuses and prove in (_finite, _called_once):
             break  # nothing after it could be computed
     else:
-        shortcuts = (_places, _restart, _joining, _ending, _norms, _rotary)
+        shortcuts = (_places, _restart, _joining, _ending, _norms, _mlps, _rotary)
         proofs += [prove(model, tokens) for prove in shortcuts]
     return Check(model.name, proofs)
 
@@ -348,13 +350,32 @@ def _ending(model: Model, tokens: Tokens) -> Proof:
 
 def _norms(model: Model, tokens: Tokens) -> Proof:
     claim = "each RMS norm in one kernel is as exact as the model's own"
-    found = find_norms(model.hf)
-    excess = {norm.name: norm.excess() for norm in found}
-    model.norms = [norm for norm in found if excess[norm.name] <= 0]
+    proof, model.norms = _as_exact("norms", claim, find_norms(model.hf))
+    return proof
+
+
+def _mlps(model: Model, tokens: Tokens) -> Proof:
+    claim = "each MLP's silu(gate) · up in one kernel is as exact as the model's own"
+    proof, model.mlps = _as_exact("mlps", claim, find_mlps(model.hf))
+    return proof
+
+
+def _as_exact(name: str, claim: str, found: list[Standing]) -> tuple[Proof, list[Standing]]:
+    """Which of these may stand in for the model's own modules."""
+    excess = {each.name: _excess_of(each) for each in found}
+    proved = [each for each in found if excess[each.name] <= 0]
     worst = max(excess, key=excess.__getitem__, default="")
-    note = f"{len(model.norms)} of {len(found)} norms"
+    note = f"{len(proved)} of {len(found)} {name}"
     note += f", not {worst}" if found and excess[worst] > 0 else ""
-    return Proof("norms", claim, max(0.0, *excess.values(), 0.0), 0.0, note=note, required=False)
+    largest = max(0.0, *excess.values(), 0.0)
+    return Proof(name, claim, largest, 0.0, note=note, required=False), proved
+
+
+def _excess_of(standing: Norm | GatedMlp) -> float:
+    try:
+        return standing.excess()
+    except Exception:  # its weights are no plain matrices
+        return float("inf")
 
 
 def _rotary(model: Model, tokens: Tokens) -> Proof:

@@ -1,11 +1,12 @@
-"""Grouped queries under a mask, without a copy of the keys and values for every query head.
+"""One token's attention under a mask, without a copy of the keys and values for every query head.
 
 Rows of different lengths are padded, so each step has a mask, and transformers then repeats keys
 and values until every query head has its own: for three queries a key, three times the cache,
 written and read in every layer of every step. A step has one query position, so the queries that
 share a key may stand beside each other as positions instead: the same products, the mask as it is.
 (It also looks whether the mask masks anything, which waits for a GPU once a step; next to a step
-that is little.)
+that is little.) On a GPU a kernel of our own reads each row's keys and values where the mask shows
+them, and nowhere else.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from headlab import fused
+
 _NAME = "sdpa"  # what transformers calls torch's attention
+_MORE = ("softcap", "position_bias", "cache")  # of what an attention may be asked beside
 
 
 @contextmanager
@@ -38,9 +42,13 @@ def grouped_queries() -> Iterator[None]:
         **more: Any,
     ) -> tuple[Tensor, Tensor | None]:
         heads, keys = query.shape[1], key.shape[1]
+        plain = not dropout and not any(more.get(name) is not None for name in _MORE)
+        if plain and fused.can_attend(query, key, value, attention_mask):
+            assert attention_mask is not None
+            scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+            return fused.attend(query, key, value, attention_mask, scale).transpose(1, 2), None
         shared = attention_mask is not None and attention_mask.shape[1:3] == (1, 1)
-        unusual = any(more.get(name) is not None for name in ("softcap", "position_bias", "cache"))
-        if not shared or heads == keys or query.shape[2] > 1 or unusual:
+        if not shared or heads == keys or query.shape[2] > 1 or not plain:
             return own(module, query, key, value, attention_mask, dropout, scaling, **more)
         rows, _, _, width = query.shape
         found = scaled_dot_product_attention(
@@ -48,7 +56,6 @@ def grouped_queries() -> Iterator[None]:
             key,
             value,
             attn_mask=attention_mask,
-            dropout_p=dropout,
             scale=scaling,
         )  # [row, key head, queries of the key, width]
         return found.reshape(rows, 1, heads, value.shape[-1]), None

@@ -61,7 +61,7 @@ def generate(
     position_ids: PerPrompt = None,
     hidden: PerPrompt = None,
     rows_at_a_time: int | None = None,
-    replay: bool = False,
+    replay: bool = True,
     progress: Progress | None = None,
 ) -> Generated:
     """Every mask writes on from every prompt, greedily or sampled.
@@ -77,8 +77,8 @@ def generate(
     ...); what is written goes on after the last. `hidden` marks tokens of each prompt that keep
     their positions and that no token looks at. A gap of 55 positions is 55 hidden tokens.
 
-    With `replay` a GPU records a step and replays it, where the model allows it and the replay
-    gives the step's logits; elsewhere it changes nothing.
+    A GPU records a step and replays it, where the model allows it and the replay gives the step's
+    logits; `replay=False` switches that off.
 
     >>> found = headlab.generate(model, "The capital of France is", max_new_tokens=3)
     ...                                                                       # doctest: +SKIP

@@ -1,0 +1,212 @@
+"""Formulas as one GPU kernel each, in Triton, which torch brings along where it brings CUDA.
+
+A chain of elementwise operations goes through the GPU's memory once for each of them, and rounds
+each time. Here numbers are read once, computed with in float32, and written once. Attention of one
+new token reads the keys and values that its row may see, and no others.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # a CPU's torch comes without
+    triton = None
+
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_BLOCK = 1024  # numbers that a program works on
+MOST_PLACES = 32768  # whose mask a program looks at
+_WIDEST = 256  # head
+
+if triton is not None:
+
+    @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+    def _swiglu(gate, up, out, size, block: tl.constexpr):  # type: ignore[no-untyped-def]
+        at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+        there = at < size
+        g = tl.load(gate + at, mask=there).to(tl.float32)
+        u = tl.load(up + at, mask=there).to(tl.float32)
+        tl.store(out + at, g * tl.sigmoid(g) * u, mask=there)
+
+    @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+    def _swiglu_back(slope, gate, up, to_gate, to_up, size, block: tl.constexpr):  # type: ignore[no-untyped-def]
+        at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+        there = at < size
+        d = tl.load(slope + at, mask=there).to(tl.float32)
+        g = tl.load(gate + at, mask=there).to(tl.float32)
+        u = tl.load(up + at, mask=there).to(tl.float32)
+        s = tl.sigmoid(g)
+        tl.store(to_gate + at, d * u * s * (1 + g * (1 - s)), mask=there)
+        tl.store(to_up + at, d * g * s, mask=there)
+
+    @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+    def _turn(  # type: ignore[no-untyped-def]
+        x, cos, sin, out, heads, length, half,
+        x_row, x_head, x_place, out_row, out_head, out_place,
+        table_row, table_place,
+        block_heads: tl.constexpr, block_half: tl.constexpr,
+    ):  # fmt: skip
+        """One program for all heads of a row at a position."""
+        row = (tl.program_id(0) // length).to(tl.int64)
+        place = (tl.program_id(0) % length).to(tl.int64)
+        head, at = tl.arange(0, block_heads)[:, None], tl.arange(0, block_half)[None, :]
+        there = (head < heads) & (at < half)
+        table = row * table_row + place * table_place + at
+        c_low = tl.load(cos + table, mask=at < half).to(tl.float32)
+        c_high = tl.load(cos + table + half, mask=at < half).to(tl.float32)
+        s_low = tl.load(sin + table, mask=at < half).to(tl.float32)
+        s_high = tl.load(sin + table + half, mask=at < half).to(tl.float32)
+        own = x + row * x_row + place * x_place + head * x_head + at
+        low = tl.load(own, mask=there).to(tl.float32)
+        high = tl.load(own + half, mask=there).to(tl.float32)
+        to = out + row * out_row + place * out_place + head * out_head + at
+        tl.store(to, low * c_low - high * s_low, mask=there)
+        tl.store(to + half, high * c_high + low * s_high, mask=there)
+
+    @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+    def _attend(  # type: ignore[no-untyped-def]
+        q, k, v, mask, out, key_heads, group, places, width, scale,
+        q_row, q_head, k_row, k_head, k_place, v_row, v_head, v_place, mask_row, out_row, out_head,
+        block_group: tl.constexpr, block_places: tl.constexpr, block_width: tl.constexpr,
+        all_places: tl.constexpr, precision: tl.constexpr,
+    ):  # fmt: skip
+        """One program for the queries of a row that share a key head."""
+        row = (tl.program_id(0) // key_heads).to(tl.int64)
+        head = (tl.program_id(0) % key_heads).to(tl.int64)
+        every = tl.arange(0, all_places)
+        open_ = tl.load(mask + row * mask_row + every, mask=every < places, other=0) != 0
+        first = tl.min(tl.where(open_, every, places))
+        last = tl.max(tl.where(open_, every + 1, 0))
+        query, at = tl.arange(0, block_group), tl.arange(0, block_width)
+        there = (query < group)[:, None] & (at < width)[None, :]
+        own = (head * group + query)[:, None]
+        queries = tl.load(q + row * q_row + own * q_head + at[None, :], mask=there, other=0.0)
+        top = tl.full([block_group], float("-inf"), tl.float32)
+        total = tl.zeros([block_group], tl.float32)
+        found = tl.zeros([block_group, block_width], tl.float32)
+        k += row * k_row + head * k_head
+        v += row * v_row + head * v_head
+        for start in range(first, last, block_places):
+            place = start + tl.arange(0, block_places)
+            inside = place < last
+            seen = tl.load(mask + row * mask_row + place, mask=inside, other=0) != 0
+            kept = inside[:, None] & (at < width)[None, :]
+            keys = tl.load(k + place[:, None] * k_place + at[None, :], mask=kept, other=0.0)
+            scores = tl.dot(queries, tl.trans(keys), input_precision=precision) * scale
+            scores = tl.where(seen[None, :], scores, float("-inf"))
+            higher = tl.maximum(top, tl.max(scores, 1))
+            # Until a place is seen there is no highest score to count from.
+            base = tl.where(higher == float("-inf"), 0.0, higher)
+            weights = tl.exp(scores - base[:, None])
+            before = tl.exp(top - base)
+            values = tl.load(v + place[:, None] * v_place + at[None, :], mask=kept, other=0.0)
+            part = tl.dot(weights.to(values.dtype), values, input_precision=precision)
+            found = found * before[:, None] + part
+            total = total * before + tl.sum(weights, 1)
+            top = higher
+        to = out + row * out_row + own * out_head + at[None, :]
+        tl.store(to, found / total[:, None], mask=there)
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) · up, both of one shape and contiguous."""
+    out = torch.empty_like(gate)
+    _swiglu[_grid(gate)](gate, up, out, gate.numel(), _BLOCK)
+    return out
+
+
+def swiglu_back(slope: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """What the slope of `swiglu` is for gate and for up."""
+    to_gate, to_up = torch.empty_like(gate), torch.empty_like(up)
+    _swiglu_back[_grid(gate)](slope, gate, up, to_gate, to_up, gate.numel(), _BLOCK)
+    return to_gate, to_up
+
+
+def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [row, head, position, width] turned, half against half; cos and sin [row|1, 1, position,
+    width]. The last axes lie close."""
+    rows, heads, length, width = x.shape
+    out = torch.empty_like(x)
+    table = cos.stride(0) if cos.shape[0] > 1 else 0
+    _turn[(rows * length,)](
+        *(x, cos, sin, out, heads, length, width // 2),
+        *(x.stride(0), x.stride(1), x.stride(2)),
+        *(out.stride(0), out.stride(1), out.stride(2)),
+        *(table, cos.stride(2)),
+        *(triton.next_power_of_2(heads), triton.next_power_of_2(width // 2)),
+    )
+    return out
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Attention of one token a row, [row, head, 1, width]; keys and values [row, key head, place,
+    width], and what a row sees of them, mask [row, 1, 1, place], at least one place."""
+    rows, heads, _, width = query.shape
+    key_heads, places = key.shape[1:3]
+    group = heads // key_heads
+    out = torch.empty_like(query, memory_format=torch.contiguous_format)
+    _attend[(rows * key_heads,)](
+        *(query, key, value, mask.view(torch.uint8), out),
+        *(key_heads, group, places, width, scale),
+        *(query.stride(0), query.stride(1), *key.stride()[:3], *value.stride()[:3]),
+        *(mask.stride(0), out.stride(0), out.stride(1)),
+        block_group=max(16, triton.next_power_of_2(group)),
+        block_places=64,
+        block_width=max(16, triton.next_power_of_2(width)),
+        all_places=triton.next_power_of_2(places),
+        precision="ieee",
+    )
+    return out
+
+
+def can_attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
+    """Whether `attend` takes these."""
+    if mask is None or mask.dtype != torch.bool or query.shape[2] != 1:
+        return False
+    if mask.shape != (len(query), 1, 1, key.shape[2]) or query.shape[1] % key.shape[1]:
+        return False
+    close = all(each.stride(-1) == 1 for each in (query, key, value, mask))
+    narrow = key.shape[2] <= MOST_PLACES and query.shape[-1] == value.shape[-1] <= _WIDEST
+    return _suit(query, key, value) and close and narrow
+
+
+def can_turn(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
+    """Whether `turn` takes these."""
+    tables = cos.shape == sin.shape and cos.stride() == sin.stride()
+    close = x.stride(-1) == cos.stride(-1) == 1
+    return _suit(x, cos, sin) and tables and close and x.shape[2] == cos.shape[2]
+
+
+def can_swiglu(*tensors: Tensor) -> bool:
+    """Whether `swiglu`, or with a slope `swiglu_back`, takes these."""
+    whole = all(each.is_contiguous() for each in tensors)
+    return _suit(*tensors) and whole and len({each.shape for each in tensors}) == 1
+
+
+def _suit(*tensors: Tensor) -> bool:
+    """On a GPU, of one dtype that float32 holds, and not empty."""
+    first = tensors[0]
+    alike = all(each.dtype == first.dtype for each in tensors)
+    return first.dtype in _DTYPES and alike and is_usable(first.device) and bool(first.numel())
+
+
+@lru_cache
+def is_usable(device: torch.device) -> bool:
+    """Whether kernels can be built and run there: Triton wants a C compiler, for one."""
+    if triton is None or device.type != "cuda":
+        return False
+    try:
+        ones = torch.ones(4, device=device)
+        return bool(swiglu(ones, ones).isfinite().all())
+    except Exception:  # whatever it is, the model's own code remains
+        return False
+
+
+def _grid(numbers: Tensor) -> Any:
+    return (triton.cdiv(numbers.numel(), _BLOCK),)
