@@ -11,6 +11,7 @@ from training import steps, trainer
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from headlab import Example, Gates, Head, Model, counterfactual_reference, fused, generate, measure
+from headlab.gates import gate_heads
 from headlab.kernels import rotate, swiglu
 from headlab.proofs import check
 from headlab.sparse import edges_kept, gate_attention
@@ -34,7 +35,7 @@ def test_check_passes_on_a_gpu(name, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_fused_kernels_give_their_formulas_and_slopes(dtype):
-    assert fused.is_usable(torch.device("cuda", 0))
+    assert all(fused.works(kernel, torch.device("cuda", 0)) for kernel in fused._TRIALS)
     torch.manual_seed(0)
     allowed = 1e-5 if dtype == torch.float32 else 2e-2
 
@@ -52,6 +53,20 @@ def test_fused_kernels_give_their_formulas_and_slopes(dtype):
             for a, b in zip(mine, right, strict=True):
                 assert (a - b).abs().max() < allowed * b.abs().max()
 
+    z = torch.randn(6, 5, 9, 24, device="cuda").to(dtype)
+    for shape, rows in (((6, 5), 2), ((6, 1), 6), ((1, 5), 1), ((1, 1), 3), ((6, 1), None)):
+        g = torch.rand(*shape, 9, 1, device="cuda")
+        r = None if rows is None else torch.randn(rows, 5, 9, 24, device="cuda").to(dtype)
+        again = 0 if r is None else r.double().repeat(6 // rows, 1, 1, 1)
+        assert fused.can_gate(z, g, r, z)
+        compare(
+            lambda z, g, r=r: gate_heads(z, g, r),
+            lambda z, g, again=again: g * z + (1 - g) * again,
+            *(z, g),
+        )
+        if r is not None:
+            assert torch.equal(gate_heads(z, torch.ones_like(g), r), z)
+            assert torch.equal(gate_heads(z, torch.zeros_like(g), r), again.to(dtype))
     gate, up = torch.randn(2, 3, 7, 333, device="cuda").to(dtype)
     compare(swiglu, lambda gate, up: torch.nn.functional.silu(gate) * up, gate, up)
     for heads, width, rows in ((9, 64, 1), (5, 24, 4), (32, 128, 4)):

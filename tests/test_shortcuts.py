@@ -328,7 +328,7 @@ def test_the_way_back_through_gated_mlps_is_that_of_the_models_own():
 
 def test_kernels_of_our_own_keep_to_what_they_were_made_for(monkeypatch):
     """They compute in float32: a wider dtype, or what lies otherwise in memory, is not theirs."""
-    monkeypatch.setattr(fused, "is_usable", lambda device: True)
+    monkeypatch.setattr(fused, "works", lambda kernel, device: True)
     gate = torch.randn(4, 6)
     assert fused.can_swiglu(gate, gate)
     assert not fused.can_swiglu(gate.double(), gate.double())
@@ -341,6 +341,17 @@ def test_kernels_of_our_own_keep_to_what_they_were_made_for(monkeypatch):
     assert not fused.can_turn(x.double(), table.double(), table.double())
     assert not fused.can_turn(x.transpose(2, 3), table, table)
     assert not fused.can_turn(x, table, table.expand(2, -1, -1, -1))
+    z, g, r = torch.randn(4, 5, 3, 8), torch.rand(4, 1, 3, 1), torch.randn(2, 5, 3, 8)
+    assert fused.can_gate(z, g, None)
+    assert fused.can_gate(z, g, r, z)
+    assert not fused.can_gate(z.double(), g, r)
+    assert not fused.can_gate(z, g.double(), r)
+    assert not fused.can_gate(z, g[:2], r)
+    assert not fused.can_gate(z, g, r[:, :2])
+    assert not fused.can_gate(z, g, torch.randn(3, 5, 3, 8))
+    assert not fused.can_gate(z, g, r.transpose(2, 3))
+    assert not fused.can_gate(z.transpose(0, 1), g[:1], None)
+    assert not fused.can_gate(z, g, r, z.transpose(2, 3))
     query, key = torch.randn(2, 6, 1, 8), torch.randn(2, 3, 9, 8)
     mask = torch.ones(2, 1, 1, 9, dtype=torch.bool)
     assert fused.can_attend(query, key, key, mask)

@@ -7,6 +7,7 @@ new token reads the keys and values that its row may see, and no others.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -68,6 +69,47 @@ if triton is not None:
         to = out + row * out_row + place * out_place + head * out_head + at
         tl.store(to, low * c_low - high * s_low, mask=there)
         tl.store(to + half, high * c_high + low * s_high, mask=there)
+
+    @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+    def _gate(  # type: ignore[no-untyped-def]
+        z, g, r, out, length, size, width, g_row, g_place, g_head, r_rows, r_row, r_place, r_head,
+        has_reference: tl.constexpr, block: tl.constexpr,
+    ):  # fmt: skip
+        """One program for some numbers of a row at a position."""
+        token = tl.program_id(0).to(tl.int64)
+        row, place = token // length, token % length
+        at = tl.program_id(1) * block + tl.arange(0, block)
+        there = at < size
+        head = at // width
+        own = tl.load(z + token * size + at, mask=there).to(tl.float32)
+        gate = tl.load(g + row * g_row + place * g_place + head * g_head, mask=there)
+        found = gate * own
+        if has_reference:
+            where = r + (row % r_rows) * r_row + place * r_place + head * r_head + at % width
+            found += (1 - gate) * tl.load(where, mask=there).to(tl.float32)
+        tl.store(out + token * size + at, found, mask=there)
+
+    @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+    def _gate_back(  # type: ignore[no-untyped-def]
+        slope, z, g, r, to_z, to_g, length, heads, width,
+        g_row, g_place, g_head, r_rows, r_row, r_place, r_head,
+        has_reference: tl.constexpr, block_heads: tl.constexpr, block_width: tl.constexpr,
+    ):  # fmt: skip
+        """One program for some heads of a row at a position."""
+        token = tl.program_id(0).to(tl.int64)
+        row, place = token // length, token % length
+        head = tl.program_id(1) * block_heads + tl.arange(0, block_heads)
+        at = tl.arange(0, block_width)[None, :]
+        there = (head < heads)[:, None] & (at < width)
+        own = token * heads * width + head[:, None] * width + at
+        d = tl.load(slope + own, mask=there, other=0.0).to(tl.float32)
+        moved = tl.load(z + own, mask=there, other=0.0).to(tl.float32)
+        if has_reference:
+            where = (row % r_rows) * r_row + place * r_place + head[:, None] * r_head + at
+            moved -= tl.load(r + where, mask=there, other=0.0).to(tl.float32)
+        gate = tl.load(g + row * g_row + place * g_place + head * g_head, mask=head < heads)
+        tl.store(to_z + own, d * gate[:, None], mask=there)
+        tl.store(to_g + token * heads + head, tl.sum(d * moved, 1), mask=head < heads)
 
     @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
     def _attend(  # type: ignore[no-untyped-def]
@@ -144,6 +186,63 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return out
 
 
+def gate(z: Tensor, g: Tensor, r: Tensor | None) -> Tensor:
+    """g · z + (1 − g) · r: z [row, position, head, width], g [row|1, position|1, head, 1] in
+    float32, r [rows that come again and again, position|1, head, width] or zero."""
+    length, heads, width = z.shape[1:]
+    size = heads * width
+    out = torch.empty_like(z)
+    grid = (len(z) * length, triton.cdiv(size, _BLOCK))
+    _gate[grid](
+        *(z, g, z if r is None else r, out, length, size, width),
+        *_strides(z, g, r),
+        has_reference=r is not None,
+        block=_BLOCK,
+    )
+    return out
+
+
+def gate_back(slope: Tensor, z: Tensor, g: Tensor, r: Tensor | None) -> tuple[Tensor, Tensor]:
+    """What the slope of `gate` is for z, and for a gate of every row and position."""
+    rows, length, heads, width = z.shape
+    to_z, to_g = torch.empty_like(z), torch.empty(rows, length, heads, 1, device=z.device)
+    block_width = triton.next_power_of_2(width)
+    block_heads = max(1, min(triton.next_power_of_2(heads), 2 * _BLOCK // block_width))
+    _gate_back[(rows * length, triton.cdiv(heads, block_heads))](
+        *(slope, z, g, z if r is None else r, to_z, to_g, length, heads, width),
+        *_strides(z, g, r),
+        has_reference=r is not None,
+        block_heads=block_heads,
+        block_width=block_width,
+    )
+    return to_z, to_g
+
+
+def _strides(z: Tensor, g: Tensor, r: Tensor | None) -> tuple[int, ...]:
+    """Steps through gates and reference; none along an axis on which all are one."""
+
+    def steps(each: Tensor) -> list[int]:
+        return [0 if n == 1 else step for n, step in zip(each.shape, each.stride(), strict=True)]
+
+    return (*steps(g)[:3], *((1, 0, 0, 0) if r is None else (len(r), *steps(r)[:3])))
+
+
+def can_gate(z: Tensor, g: Tensor, r: Tensor | None, slope: Tensor | None = None) -> bool:
+    """Whether `gate`, or with a slope `gate_back`, takes these."""
+    rows, length, heads, width = z.shape
+    if g.dtype != torch.float32 or g.shape[2:] != (heads, 1):
+        return False
+    if g.shape[0] not in (1, rows) or g.shape[1] not in (1, length):
+        return False
+    if r is not None:
+        if r.dtype not in _DTYPES or r.stride(-1) != 1 or r.shape[2:] != (heads, width):
+            return False
+        if rows % len(r) or r.shape[1] not in (1, length) or r.device != z.device:
+            return False
+    whole = [z] if slope is None else [z, slope]
+    return _suit("gate", *whole) and all(each.is_contiguous() for each in whole)
+
+
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
     """Attention of one token a row, [row, head, 1, width]; keys and values [row, key head, place,
     width], and what a row sees of them, mask [row, 1, 1, place], at least one place."""
@@ -173,39 +272,91 @@ def can_attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -
         return False
     close = all(each.stride(-1) == 1 for each in (query, key, value, mask))
     narrow = key.shape[2] <= MOST_PLACES and query.shape[-1] == value.shape[-1] <= _WIDEST
-    return _suit(query, key, value) and close and narrow
+    return _suit("attend", query, key, value) and close and narrow
 
 
 def can_turn(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
     """Whether `turn` takes these."""
     tables = cos.shape == sin.shape and cos.stride() == sin.stride()
     close = x.stride(-1) == cos.stride(-1) == 1
-    return _suit(x, cos, sin) and tables and close and x.shape[2] == cos.shape[2]
+    return _suit("turn", x, cos, sin) and tables and close and x.shape[2] == cos.shape[2]
 
 
 def can_swiglu(*tensors: Tensor) -> bool:
     """Whether `swiglu`, or with a slope `swiglu_back`, takes these."""
     whole = all(each.is_contiguous() for each in tensors)
-    return _suit(*tensors) and whole and len({each.shape for each in tensors}) == 1
+    return _suit("swiglu", *tensors) and whole and len({each.shape for each in tensors}) == 1
 
 
-def _suit(*tensors: Tensor) -> bool:
-    """On a GPU, of one dtype that float32 holds, and not empty."""
+def _suit(kernel: str, *tensors: Tensor) -> bool:
+    """On a GPU where it works, of one dtype that float32 holds, and not empty."""
     first = tensors[0]
     alike = all(each.dtype == first.dtype for each in tensors)
-    return first.dtype in _DTYPES and alike and is_usable(first.device) and bool(first.numel())
+    return first.dtype in _DTYPES and alike and works(kernel, first.device) and bool(first.numel())
 
 
 @lru_cache
-def is_usable(device: torch.device) -> bool:
-    """Whether kernels can be built and run there: Triton wants a C compiler, for one."""
+def works(kernel: str, device: torch.device) -> bool:
+    """Whether it can be built and run there, and gives what torch gives. Triton wants a C compiler,
+    for one; whatever it is that fails, torch's own operations remain."""
     if triton is None or device.type != "cuda":
         return False
+    random = torch.Generator().manual_seed(0)
+    some = torch.randn(5, 4, 6, 3, 24, generator=random).to(device)  # five of them
     try:
-        ones = torch.ones(4, device=device)
-        return bool(swiglu(ones, ones).isfinite().all())
-    except Exception:  # whatever it is, the model's own code remains
+        with torch.no_grad():
+            pairs = _TRIALS[kernel](*some)
+        return all(torch.allclose(ours, right, rtol=1e-4, atol=1e-4) for ours, right in pairs)
+    except Exception:
         return False
+
+
+Pairs = list[tuple[Tensor, Tensor]]  # what ours gives, and what it should
+
+
+def _try_swiglu(d: Tensor, gate: Tensor, up: Tensor, *_: Tensor) -> Pairs:
+    open_ = gate.sigmoid()
+    to_gate, to_up = swiglu_back(d, gate, up)
+    return [
+        (swiglu(gate, up), gate * open_ * up),
+        (to_gate, d * up * open_ * (1 + gate * (1 - open_))),
+        (to_up, d * gate * open_),
+    ]
+
+
+def _try_turn(x: Tensor, cos: Tensor, sin: Tensor, *_: Tensor) -> Pairs:
+    x, cos, sin = x.transpose(1, 2), cos[:, :, :1].transpose(1, 2), sin[:, :, :1].transpose(1, 2)
+    low, high = x.chunk(2, -1)
+    return [(turn(x, cos, sin), x * cos + torch.cat([-high, low], -1) * sin)]
+
+
+def _try_gate(d: Tensor, z: Tensor, r: Tensor, g: Tensor, *_: Tensor) -> Pairs:
+    r, g = r[:2], g[..., :1]
+    again = r.repeat(2, 1, 1, 1)
+    to_z, to_g = gate_back(d, z, g, r)
+    return [
+        (gate(z, g, r), g * z + (1 - g) * again),
+        (gate(z, g[:1, :1], None), g[:1, :1] * z),
+        (to_z, g * d),
+        (to_g, (d * (z - again)).sum(-1, keepdim=True)),
+    ]
+
+
+def _try_attend(query: Tensor, key: Tensor, value: Tensor, shown: Tensor, *_: Tensor) -> Pairs:
+    query = query.flatten(1, 2)[:, :6, None]  # [row, head, 1, width]
+    key, value = (each.transpose(1, 2) for each in (key, value))  # [row, key head, place, width]
+    mask = (shown[:, None, None, :, 0, 0] > 0) | (torch.arange(6, device=shown.device) == 3)
+    scores = 0.3 * query @ key.repeat_interleave(2, 1).mT
+    weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
+    return [(attend(query, key, value, mask, 0.3), weights @ value.repeat_interleave(2, 1))]
+
+
+_TRIALS: dict[str, Callable[..., Pairs]] = {
+    "swiglu": _try_swiglu,
+    "turn": _try_turn,
+    "gate": _try_gate,
+    "attend": _try_attend,
+}
 
 
 def _grid(numbers: Tensor) -> Any:

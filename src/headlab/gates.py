@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from headlab import fused
 from headlab.errors import HeadlabError
 from headlab.heads import Head, as_heads, require_in_range
 
@@ -25,34 +26,51 @@ def gate_heads(z: Tensor, g: Tensor, r: Tensor | None) -> Tensor:
     """g·z + (1 − g)·r in float32 or wider, returned in z's dtype.
 
     Shapes: z [row, position, head, width]; g [row|1, position|1, head, 1];
-    r [row|1, position|1, head, width], or None for zero.
+    r [rows that come again and again, position|1, head, width], or None for zero.
     At g = 1 the result equals z exactly, at g = 0 it equals r exactly, in any dtype.
     """
     wide = torch.promote_types(z.dtype, torch.float32)
     g = g.to(device=z.device, dtype=wide)
-    if r is None and not (torch.is_grad_enabled() and (g.requires_grad or z.requires_grad)):
-        return torch.mul(g, z, out=torch.empty_like(z))  # in `wide` as below, in one kernel
+    r = None if r is None else r.to(z.device)
+    if torch.is_grad_enabled() and (g.requires_grad or z.requires_grad):
+        return _Gated.apply(z, g, r)  # type: ignore[no-untyped-call]
+    return _gated(z, g, r)
+
+
+def _gated(z: Tensor, g: Tensor, r: Tensor | None) -> Tensor:
+    if fused.can_gate(z, g, r):
+        return fused.gate(z, g, r)
     if r is None:
-        return _Scaled.apply(z, g)  # type: ignore[no-untyped-call]
-    gated = g * z.to(wide) + (1 - g) * r.to(device=z.device, dtype=wide)
-    return gated.to(z.dtype)
+        return torch.mul(g, z, out=torch.empty_like(z))  # in g's dtype as below, in one kernel
+    return (g * z.to(g.dtype) + (1 - g) * _for_rows(r, z).to(g.dtype)).to(z.dtype)
 
 
-class _Scaled(torch.autograd.Function):
-    """g·z where gradients are wanted: nothing wide is kept for the way back."""
+def _for_rows(r: Tensor, z: Tensor) -> Tensor:
+    return r if len(r) in (1, len(z)) else r.repeat(len(z) // len(r), 1, 1, 1)
 
-    @staticmethod
-    def forward(ctx: Any, z: Tensor, g: Tensor) -> Tensor:
-        ctx.save_for_backward(z, g)
-        return torch.mul(g, z, out=torch.empty_like(z))
+
+class _Gated(torch.autograd.Function):
+    """Where gradients are wanted: nothing wide is kept for the way back. The reference has none."""
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        (slope,) = slopes
-        z, g = ctx.saved_tensors
+    def forward(ctx: Any, z: Tensor, g: Tensor, r: Tensor | None) -> Tensor:
+        ctx.save_for_backward(z, g, *(() if r is None else (r,)))
+        return _gated(z, g, r)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        slope = slopes[0].contiguous()
+        z, g, *rest = ctx.saved_tensors
+        r = rest[0] if rest else None
+        if fused.can_gate(z, g, r, slope):
+            to_z, to_g = fused.gate_back(slope, z, g, r)
+            return to_z, to_g.sum_to_size(g.shape), None
         dz = torch.mul(g, slope, out=torch.empty_like(slope)) if ctx.needs_input_grad[0] else None
-        dg = (slope.to(g.dtype) * z).sum_to_size(g.shape) if ctx.needs_input_grad[1] else None
-        return dz, dg
+        dg: Tensor | None = None
+        if ctx.needs_input_grad[1]:
+            moved = z if r is None else z.to(g.dtype) - _for_rows(r, z).to(g.dtype)
+            dg = (slope.to(g.dtype) * moved).sum_to_size(g.shape)
+        return dz, dg, None
 
 
 class Gates:
@@ -198,7 +216,8 @@ class Reference:
     examples: tuple[str, ...] = ()  # the prompts it was computed from
 
     def for_rows(self, layer: int, rows: int, masks: int, positions: int) -> Tensor | None:
-        """This layer's reference for a batch: [row|1, position|1, head, width]."""
+        """This layer's reference for a batch: [example|1, position|1, head, width], for every mask
+        in turn."""
         if self.values is None:
             return None
         values = self.values[layer]
@@ -213,7 +232,7 @@ class Reference:
                 f"a {self.kind} reference of {values.shape[1]} positions does not fit "
                 f"a pass over {positions} positions"
             )
-        return values.repeat(masks, 1, 1, 1) if examples > 1 else values
+        return values
 
 
 ZERO = Reference()

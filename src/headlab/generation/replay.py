@@ -59,7 +59,7 @@ class FixedSteps:
     def __init__(self, batch: Batch, stop: int):
         self._batch = batch
         self.width = batch.room
-        if not fused.is_usable(batch.model.device) or batch.room > fused.MOST_PLACES:
+        if not fused.works("attend", batch.model.device) or batch.room > fused.MOST_PLACES:
             self.width = min(batch.room, -(-stop // _PLACES) * _PLACES)
         rows, device = len(batch.rows), batch.model.device
         self._ids = torch.zeros(rows, 1, dtype=torch.long, device=device)
