@@ -126,12 +126,21 @@ def timed(work: Callable[[], Any], device: str) -> tuple[float, Any]:
     return time.perf_counter() - start, result
 
 
-def matrix_rate(dtype: torch.dtype, device: str) -> float:
-    """Operations a second of a large matrix product."""
+def matrix_rate(dtype: torch.dtype, device: str, least: float = 2.0) -> float:
+    """Operations a second of a large matrix product, again and again for some seconds: works last
+    as long, and a chip that gets warm is slower than in its first milliseconds."""
     n = 8192 if device == "cuda" else 1536
     a, b = torch.randn(2, n, n, device=device).to(dtype)
-    seconds = [timed(lambda: a @ b, device)[0] for _ in range(12)]
-    return 2 * n**3 / statistics.median(seconds[2:])
+
+    def several() -> None:
+        for _ in range(8):
+            a @ b
+
+    seconds: list[float] = []
+    while sum(seconds) < least:
+        seconds.append(timed(several, device)[0])
+    late = seconds[len(seconds) // 2 :]
+    return 8 * 2 * n**3 / statistics.median(late)
 
 
 def bandwidth(device: str) -> float:

@@ -81,6 +81,10 @@ def sparsify(
     twin: Annotated[
         bool, typer.Option("--twin", help="Train the dense twin too, for as many steps.")
     ] = False,
+    twin_only: Annotated[
+        bool,
+        typer.Option("--twin-only", help="The twin alone, beside a sparse training elsewhere."),
+    ] = False,
     texts: Annotated[
         list[str] | None, typer.Option("--eval", help="More text to measure the loss on.")
     ] = None,
@@ -127,7 +131,8 @@ def sparsify(
         load=_loader(model, loading, full=lora is None, quiet=quiet),
         data=data,
         out=out_folder.expanduser(),
-        twin=twin,
+        twin=twin or twin_only,
+        sparse=not twin_only,
         texts=texts or [],
         tasks=[] if watch == "none" else [name for name in watch.split(",") if name],
         dtype=_products(loading, full=lora is None),
@@ -137,7 +142,7 @@ def sparsify(
             None if quiet else err.print(escape(line), highlight=False, soft_wrap=True)
         ),
     )
-    total = settings.steps * (2 if twin else 1)
+    total = settings.steps * (order.sparse + order.twin)
     try:
         with progress("training", total, quiet) as advance:
             found = sparsify(replace(order, progress=advance), settings)

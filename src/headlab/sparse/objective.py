@@ -14,18 +14,19 @@ class Losses(NamedTuple):
     """Sums over places, in nats."""
 
     objective: Tensor  # what is differentiated
-    kl: Tensor  # from the dense model
+    kl: Tensor  # from the dense model, where there is one
     loss: Tensor  # of the text's tokens
     dense: Tensor  # the dense model's loss of them
 
 
 def distilled(
-    logits: Tensor, dense: Tensor, targets: Tensor, kl_weight: float, loss_weight: float
+    logits: Tensor, dense: Tensor | None, targets: Tensor, kl_weight: float, loss_weight: float
 ) -> Losses:
     """Σ kl_weight · KL(dense ‖ model) + loss_weight · −log p(target), over places.
 
-    logits and dense [place, vocabulary], targets [place]. Both slopes are known, p − p_dense and
-    p − 1[target], so that no more than the logits' own slope is kept for the way back.
+    logits and dense [place, vocabulary], targets [place]; without dense the text's loss alone. Both
+    slopes are known, p − p_dense and p − 1[target], so that no more than the logits' own slope is
+    kept for the way back.
     """
     return Losses(*_Distilled.apply(logits, dense, targets, kl_weight, loss_weight))  # type: ignore[no-untyped-call]
 
@@ -35,7 +36,7 @@ class _Distilled(torch.autograd.Function):
     def forward(
         ctx: Any,
         logits: Tensor,
-        dense: Tensor,
+        dense: Tensor | None,
         targets: Tensor,
         kl_weight: float,
         loss_weight: float,
@@ -46,13 +47,15 @@ class _Distilled(torch.autograd.Function):
         for first in range(0, len(logits), _ROWS):
             rows = slice(first, first + _ROWS)
             own = logits[rows].to(wide).log_softmax(-1)
-            theirs = dense[rows].to(wide).log_softmax(-1)
-            p, q = own.exp(), theirs.exp()
             places = targets[rows][:, None]
-            sums[0] += (q * (theirs - own)).sum()
             sums[1] -= own.gather(1, places).sum()
-            sums[2] -= theirs.gather(1, places).sum()
-            part = (kl_weight + loss_weight) * p - kl_weight * q
+            part = (kl_weight + loss_weight) * own.exp()
+            if dense is not None:
+                theirs = dense[rows].to(wide).log_softmax(-1)
+                q = theirs.exp()
+                sums[0] += (q * (theirs - own)).sum()
+                sums[2] -= theirs.gather(1, places).sum()
+                part -= kl_weight * q
             part.scatter_add_(1, places, part.new_full(places.shape, -loss_weight))
             slope[rows] = part.to(slope.dtype)
         ctx.save_for_backward(slope)

@@ -44,6 +44,7 @@ class Order:
     data: Sequence[str]  # files, hub
     out: Path
     twin: bool = False
+    sparse: bool = True  # False: the twin alone
     texts: Sequence[str] = ()  # more files to measure the loss on
     tasks: Sequence[str] = ("ioi",)
     examples: int = 64  # of each task
@@ -65,7 +66,9 @@ class Sparsified:
 
     @property
     def missed(self) -> list[float]:
-        """Levels that were not reached."""
+        """Levels that a finished training has not reached."""
+        if "final" not in self.rows:
+            return []
         return [one for one in self.settings.levels if level_name(one) not in self.rows]
 
 
@@ -120,8 +123,7 @@ class _Work:
         if not self._is_done:
             with alone(self.states):
                 self.found.rows |= self._known()  # another process may have gone on before
-                for kind in ("sparse", "twin") if self.order.twin else ("sparse",):
-                    last = "final" if kind == "sparse" else "twin"
+                for kind, last in self._asked.items():
                     if last in self.found.rows:
                         self.order.progress(self.settings.steps)
                     else:
@@ -130,9 +132,15 @@ class _Work:
         return self.found
 
     @property
+    def _asked(self) -> dict[str, str]:
+        """Trainings by kind, each with the model it ends with."""
+        asked = {"sparse": self.order.sparse, "twin": self.order.twin}
+        ends = {"sparse": "final", "twin": "twin"}
+        return {kind: ends[kind] for kind, is_asked in asked.items() if is_asked}
+
+    @property
     def _is_done(self) -> bool:
-        rows = self.found.rows
-        return "final" in rows and ("twin" in rows or not self.order.twin)
+        return all(last in self.found.rows for last in self._asked.values())
 
     # --- what there is already ---
 

@@ -141,7 +141,8 @@ class Trainer:
         if not all(math.isfinite(value) for value in (*row.values(), norm)):
             raise Unsound(f"the loss is not a number at step {step}")
         recent = [*self.state.log[1 - _RECENT :], row]
-        above = [each["loss"] - each["dense_loss"] for each in recent]
+        first = self.state.log[0]["loss"] if self.state.log else row["loss"]  # a twin's: dense yet
+        above = [each["loss"] - each.get("dense_loss", first) for each in recent]
         if len(above) == _RECENT and float(np.mean(above)) > RUNAWAY:
             raise Unsound(
                 f"the loss runs away: over {_RECENT} steps before step {step} it was "
@@ -192,19 +193,19 @@ class Trainer:
             sums += torch.stack([each.double().cpu() for each in told])
         names = ("kl", "loss", "dense_loss", "penalty", "edges")
         found = dict(zip(names, sums.tolist(), strict=True))
-        if self.gating is None:  # of a twin all are open, and nothing is asked of them
-            del found["penalty"], found["edges"]
+        if self.gating is None:  # a twin is asked for nothing but the text
+            return {"loss": found["loss"]}
         return found
 
     def _losses(self, ids: Tensor) -> Losses:
+        targets = ids[:, 1:].flatten()
         with self._narrow():
-            logits = self.model.hf(input_ids=ids, use_cache=False).logits[:, :-1]
+            logits = self.model.hf(input_ids=ids, use_cache=False).logits[:, :-1].flatten(0, 1)
+            if self.gating is None:
+                return distilled(logits, None, targets, 0.0, 1.0)
             with torch.no_grad():
-                dense = self.dense_logits(ids)[:, :-1]
-        kl, own = self.settings.distill, self.settings.own_loss
-        if self.gating is None:
-            kl, own = 0.0, 1.0
-        return distilled(logits.flatten(0, 1), dense.flatten(0, 1), ids[:, 1:].flatten(), kl, own)
+                dense = self.dense_logits(ids)[:, :-1].flatten(0, 1)
+        return distilled(logits, dense, targets, self.settings.distill, self.settings.own_loss)
 
     def dense_logits(self, ids: Tensor) -> Tensor:
         """Of the model that training began with."""
