@@ -10,7 +10,8 @@ it, the same dtype, all prompts in one batch and its default full logits. After 
 run in turns; medians are shown. Slow ones do an even sample of heads, and their seconds are scaled;
 Headlab always runs whole. Peers that are not installed, or that cannot do a work, are listed with
 the reason. In float32 numbers must be equal (that a peer edits the right head shows there); in
-bfloat16 our error against float32, on a part of the work, must be at most 1.5 times the other's.
+bfloat16 our error against float32, on a part of the work, must be at most 1.5 times the other's,
+and the other's at most 4 times ours.
 Memory is the weights and what a way takes beside them.
 """
 
@@ -62,6 +63,7 @@ SMALL: dict[str, tuple[str, str, dict[str, int]]] = {
     ),
 }
 _WORSE = 1.5  # times another's error against float32
+_OTHER = 4.0  # times ours: more, and it does another work
 _EQUAL = 1e-4  # of the largest number, in float32
 
 
@@ -213,7 +215,8 @@ class Race:
         mine, other = (
             _error(each, exact, work.is_text) for each in (work.same(whole, little=True), few[name])
         )
-        self.agrees &= mine <= _WORSE * other + (0.02 if work.is_text else 0)
+        slack = 0.02 if work.is_text else 0.0
+        self.agrees &= mine <= _WORSE * other + slack and other <= _OTHER * mine + slack
         what = "share of other texts" if work.is_text else "error"
         return f"{what} {mine:.2g}, its own {other:.2g}"
 

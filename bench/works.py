@@ -127,6 +127,9 @@ class Patch(Ablate):
 
     kind = "patch"
 
+    def scale(self, way: str) -> float:
+        return (self.n_heads + 1) / (len(self.heads) + 1)  # one pass over the counterfactuals
+
     def ours(self, little: bool = False) -> Tensor:
         return headlab.measure(
             self.model, self.examples, self._gates(little), reference="counterfactual"
@@ -297,7 +300,7 @@ class Generate(Work):
         random = torch.Generator().manual_seed(3)
         shape = masks, model.n_layers, model.n_heads
         self.masks = (torch.rand(shape, generator=random) > 0.1).float()
-        self.masks[0] = 1
+        self.masks[-1] = 1
         self.new = new
 
     def ours(self, little: bool = False) -> Tensor:

@@ -88,7 +88,7 @@ def test_gaps_hidden_tokens_luck_and_boosts_go_with_fixed_shapes(fixed, monkeypa
 
 
 @pytest.mark.parametrize("good", [1, 2])
-@pytest.mark.parametrize("how", ["error", "numbers"])
+@pytest.mark.parametrize("how", ["error", "kernel", "memory", "numbers"])
 def test_steps_that_turn_out_not_to_replay_go_on_as_ever(good, how, fixed, monkeypatch):
     model = endless()
     plain = generate(model, prompts(), masks(model), max_new_tokens=NEW, replay=False)
@@ -101,14 +101,19 @@ def test_steps_that_turn_out_not_to_replay_go_on_as_ever(good, how, fixed, monke
         calls.append(1)
         if len(calls) < good:
             return run(self)
-        if how == "error":
-            raise RuntimeError("this waits for the GPU")
-        return run(self) + 1
+        if how == "numbers":
+            return run(self) + 1
+        raise {
+            "error": RuntimeError("this waits for the GPU"),
+            "kernel": ValueError("no such kernel"),
+            "memory": torch.OutOfMemoryError("none left"),
+        }[how]
 
     monkeypatch.setattr(FixedSteps, "_run", broken)
     found = generate(model, prompts(), masks(model), max_new_tokens=NEW)
     assert ids_of(found) == expected
     assert len(fixed) == good, "and never again"
+    assert model.back_offs == (how == "memory")
 
 
 def test_batches_that_are_done_leave_nothing_behind(fixed, monkeypatch):
@@ -149,5 +154,15 @@ def test_only_torchs_attention_on_one_gpu_is_recorded(monkeypatch):
     assert not replay.can_replay(model)
     monkeypatch.setattr(model.hf, "hf_device_map", {"": 0}, raising=False)
     assert replay.can_replay(model)
+    handle = model.hf.model.layers[1].mlp.register_forward_hook(lambda *_: None)
+    assert not replay.can_replay(model), "replayed, it would be silent"
+    handle.remove()
+    handle = torch.nn.modules.module.register_module_forward_pre_hook(lambda *_: None)
+    assert not replay.can_replay(model)
+    handle.remove()
+    assert replay.can_replay(model)
+    model.records = False
+    assert not replay.can_replay(model), "it was tried and failed"
+    model.records = True
     monkeypatch.setattr(model.hf.config, "_attn_implementation", "eager")
     assert not replay.can_replay(model)

@@ -274,17 +274,21 @@ def test_a_norm_that_takes_more_than_hidden_states_is_left_alone():
     assert "model.extra" not in [norm.name for norm in model.norms]
 
 
-@pytest.mark.parametrize("wrong", ["structure", "activation", "extra"])
+@pytest.mark.parametrize("wrong", ["structure", "activation", "extra", "limit", "odd"])
 def test_an_mlp_that_does_something_else_is_left_alone(wrong):
     class OddMlp(torch.nn.Module):
         def __init__(self, own):
             super().__init__()
             self.gate_proj, self.up_proj, self.down_proj = own.gate_proj, own.up_proj, own.down_proj
-            self.act_fn = torch.nn.GELU() if wrong == "activation" else own.act_fn
+            odd = {"activation": torch.nn.GELU(), "odd": torch.nn.GLU()}
+            self.act_fn = odd.get(wrong, own.act_fn)
 
         def forward(self, x, **more):
             gate, up = self.gate_proj(x), self.up_proj(x)
             gate, up = (up, gate) if wrong == "structure" else (gate, up)
+            gate = gate.clamp(max=10) if wrong == "limit" else gate
+            if wrong == "odd":  # an activation that takes two halves
+                return self.down_proj(self.act_fn(torch.cat([gate, up], -1)))
             return self.down_proj(self.act_fn(gate) * up) * (2 if wrong == "extra" else 1)
 
     hf = copy.deepcopy(tiny("llama"))
@@ -293,7 +297,7 @@ def test_an_mlp_that_does_something_else_is_left_alone(wrong):
     result = check(model)
     assert result.passed
     refused = [proof.name for proof in result.proofs if not proof.passed]
-    assert refused == ([] if wrong == "activation" else ["mlps"])
+    assert refused == ([] if wrong in ("activation", "odd") else ["mlps"])
     assert [mlp.name for mlp in model.mlps] == ["model.layers.0.mlp", "model.layers.2.mlp"]
 
 
@@ -314,6 +318,57 @@ def test_an_mlp_is_its_own_where_somebody_looks_at_its_activation():
         assert (model(tokens) - doubled).abs().max() > 1e-3, "the hook mattered, and is gone"
 
 
+def test_an_mlp_that_somebody_changes_later_is_its_own():
+    hf = copy.deepcopy(tiny("llama"))
+    model = Model(hf, name="changed")
+    check(model)
+    tokens, mlp = model.tokens(random_ids(2, 8)), hf.model.layers[1].mlp
+    assert len(model.mlps) == 3
+    before, own, act = model(tokens), mlp.forward, mlp.act_fn
+    mlp.forward = lambda x: 2 * own(x)
+    changed = model(tokens)
+    with few_kernels(model), torch.no_grad():
+        assert (model(tokens) - changed).abs().max() < 1e-5
+    del mlp.forward
+    mlp.act_fn = torch.nn.ReLU()
+    other = model(tokens)
+    with few_kernels(model), torch.no_grad():
+        assert (model(tokens) - other).abs().max() < 1e-5
+    mlp.act_fn = act
+    norm = hf.model.norm
+    scaled = norm.forward
+    norm.forward = lambda x: 2 * scaled(x)
+    louder = model(tokens)
+    with few_kernels(model), torch.no_grad():
+        assert (model(tokens) - louder).abs().max() < 1e-5
+    assert min((each - before).abs().max() for each in (changed, other, louder)) > 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("wrong", ["relu", "gelu", "hardswish", "dead"])
+def test_another_product_is_not_taken_for_an_mlps(wrong, dtype, monkeypatch):
+    act = {
+        "relu": torch.relu,
+        "gelu": torch.nn.functional.gelu,
+        "hardswish": torch.nn.functional.hardswish,
+        "dead": lambda gate: torch.where(gate.abs() < 0.01, 0, torch.nn.functional.silu(gate)),
+    }[wrong]
+    model = Model(copy.deepcopy(tiny("llama", dtype)), name="llama")
+    assert [proof.passed for proof in check(model).proofs if proof.name == "mlps"] == [True]
+    assert len(model.mlps) == 3
+    monkeypatch.setattr(headlab.kernels, "swiglu", lambda gate, up: act(gate) * up)
+    result = check(model)
+    assert "mlps" in [proof.name for proof in result.proofs if not proof.passed]
+    assert model.mlps == []
+
+
+def test_a_proof_that_is_no_number_is_none(monkeypatch):
+    model = Model(tiny("llama"), name="llama")
+    monkeypatch.setattr(headlab.kernels.GatedMlp, "excess", lambda self: float("nan"))
+    assert "mlps" in [proof.name for proof in check(model).proofs if not proof.passed]
+    assert model.mlps == []
+
+
 def test_the_way_back_through_gated_mlps_is_that_of_the_models_own():
     random = torch.Generator().manual_seed(0)
     gate, up, weights = torch.randn(3, 2, 5, 8, generator=random, dtype=torch.float64)
@@ -328,7 +383,7 @@ def test_the_way_back_through_gated_mlps_is_that_of_the_models_own():
 
 def test_kernels_of_our_own_keep_to_what_they_were_made_for(monkeypatch):
     """They compute in float32: a wider dtype, or what lies otherwise in memory, is not theirs."""
-    monkeypatch.setattr(fused, "works", lambda kernel, device: True)
+    monkeypatch.setattr("headlab.fused.kernels.works", lambda *_: True)
     gate = torch.randn(4, 6)
     assert fused.can_swiglu(gate, gate)
     assert not fused.can_swiglu(gate.double(), gate.double())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from headlab import fused
 from headlab.errors import HeadlabError
@@ -58,6 +59,7 @@ class _Gated(torch.autograd.Function):
         return _gated(z, g, r)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         slope = slopes[0].contiguous()
         z, g, *rest = ctx.saved_tensors

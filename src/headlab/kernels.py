@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from headlab import fused
@@ -89,52 +90,78 @@ class GatedMlp:
 
     name: str
     module: nn.Module
+    act: nn.Module  # as it was found
 
     def __call__(self, hidden: Tensor) -> Tensor:
         part: dict[str, Any] = self.module._modules
         return part["down_proj"](swiglu(part["gate_proj"](hidden), part["up_proj"](hidden)))
 
     def standing_for(self, own: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """Its forward, with `own` where somebody looks at the activation."""
-        act: Any = self.module.act_fn
+        """Its forward, with `own` where somebody changed the activation, or looks at it."""
+        act = self.act
+        looking = act._forward_hooks, act._forward_pre_hooks, act._backward_hooks
 
         def forward(hidden: Tensor, *rest: Any, **named: Any) -> Tensor:
-            watched = act._forward_hooks or act._forward_pre_hooks or "forward" in act.__dict__
-            if rest or named or watched:
+            changed = self.module.act_fn is not act or "forward" in act.__dict__
+            if rest or named or changed or any(looking):
                 return own(hidden, *rest, **named)
             return self(hidden)
 
         return forward
 
     def excess(self) -> float:
-        """As of a norm, for the product; infinite where the module does something else."""
+        """As of a norm, for the product and its slopes, numbers of each size by themselves;
+        infinite where the module does something else."""
         module: Any = self.module
         random = torch.Generator().manual_seed(0)
         weight: Tensor = module.gate_proj.weight
-        given = torch.randn(2, 3, module.gate_proj.in_features, generator=random)
-        hidden = given.to(weight.device, weight.dtype)
-        spelled = module.act_fn(module.gate_proj(hidden)) * module.up_proj(hidden)
-        if not torch.equal(module(hidden), module.down_proj(spelled)):
+        given = torch.randn(8, module.gate_proj.in_features, generator=random)
+        given *= torch.logspace(-1, 4, 8)[:, None]  # the largest would show a limit
+        hidden = given.to(weight.device, weight.dtype)[None]
+        spelled = module.down_proj(self.act(module.gate_proj(hidden)) * module.up_proj(hidden))
+        own = module(hidden)
+        if not ((own == spelled) | (own.isnan() & spelled.isnan())).all():
             return float("inf")
-        numbers = torch.randn(2, 8, 64, generator=random) * torch.logspace(-3, 2, 8)[:, None]
-        gate, up = numbers.to(weight.device, weight.dtype)
-        exact = module.act_fn(gate.float()) * up.float()
-        return _excess(swiglu(gate, up), module.act_fn(gate) * up, exact)
+        numbers = torch.randn(3, 8, 256, generator=random) * torch.logspace(-3, 1.5, 8)[:, None]
+        gate, up, slope = numbers.to(weight.device, weight.dtype)
+        wide = [each.float() for each in (gate, up, slope)]
+        found = (
+            _with_slopes(swiglu, gate, up, slope),
+            _with_slopes(lambda gate, up: self.act(gate) * up, gate, up, slope),
+            _with_slopes(lambda gate, up: self.act(gate) * up, *wide),
+        )
+        rows = zip(*(each.flatten(0, 1) for each in found), strict=True)
+        return max(_excess(*row) for row in rows)
+
+
+def _with_slopes(product: Callable[..., Tensor], gate: Tensor, up: Tensor, slope: Tensor) -> Tensor:
+    """What it gives, and the slopes of both, [3, ...]."""
+    with torch.enable_grad():
+        inputs = [each.detach().requires_grad_() for each in (gate, up)]
+        given = product(*inputs)
+        slopes = torch.autograd.grad(given, inputs, slope)
+    return torch.stack([given.detach(), *slopes])
 
 
 def find_mlps(network: nn.Module) -> list[GatedMlp]:
     """The MLPs gated by silu among a model's modules; nothing is proved yet."""
     parts = {"gate_proj", "up_proj", "down_proj", "act_fn"}
     return [
-        GatedMlp(name, module)
+        GatedMlp(name, module, module.act_fn)
         for name, module in network.named_modules()
-        if parts <= {*module._modules} and _is_silu(module.act_fn)
+        if parts <= {*module._modules} and _is_silu(module)
     ]
 
 
-def _is_silu(act: Any) -> bool:
-    numbers = torch.linspace(-4, 4, 9)
-    return torch.allclose(act(numbers), functional.silu(numbers))
+def _is_silu(mlp: Any) -> bool:
+    weight = getattr(mlp.gate_proj, "weight", None)
+    if not isinstance(weight, Tensor) or not weight.is_floating_point() or weight.is_meta:
+        return False
+    numbers = torch.linspace(-4, 4, 9, device=weight.device)
+    try:
+        return torch.allclose(mlp.act_fn(numbers), functional.silu(numbers), atol=1e-6)
+    except Exception:  # it takes other things than numbers
+        return False
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -155,13 +182,17 @@ class _Swiglu(torch.autograd.Function):
         return swiglu(gate, up)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = ctx.saved_tensors
         slope = slopes[0].contiguous()
         if fused.can_swiglu(slope, gate, up):
             return fused.swiglu_back(slope, gate, up)
+        narrow, wide = gate.dtype, torch.promote_types(gate.dtype, torch.float32)
+        slope, gate, up = (each.to(wide) for each in (slope, gate, up))
         open_ = gate.sigmoid()
-        return slope * up * open_ * (1 + gate * (1 - open_)), slope * gate * open_
+        to_gate = slope * up * open_ * (1 + gate * (1 - open_))
+        return to_gate.to(narrow), (slope * gate * open_).to(narrow)
 
 
 _ROTARY = "apply_rotary_pos_emb"  # what every file of transformers calls it
@@ -204,6 +235,7 @@ class _Turned(torch.autograd.Function):
         return _turn(x, cos, sin)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
         return _turn(slopes[0], cos, -sin.roll(sin.shape[-1] // 2, -1)), None, None
@@ -252,6 +284,8 @@ def few_kernels(model: Model) -> Iterator[None]:
         torch.backends.cuda.enable_cudnn_sdp(False)
         standing: list[Norm | GatedMlp] = [*model.norms, *model.mlps]
         for each in standing:
+            if "forward" in each.module.__dict__:  # somebody else's, or ours already
+                continue
             stack.enter_context(standing_in(each.module, each.standing_for(each.module.forward)))
         file = _file_of(model)
         own = getattr(file, _ROTARY, None)

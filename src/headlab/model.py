@@ -88,6 +88,7 @@ class Model(Texts):
         self.cuts_logits = False  # until headlab.check proves it
         self.norms: list[Norm] = []  # that may run in one kernel, once headlab.check proves it
         self.mlps: list[GatedMlp] = []  # likewise, their elementwise part
+        self.records = True  # False: its steps turned out not to be recordable on a GPU
         self.rotary: Rotary | None = None  # its own function, once headlab.check proves ours
         self.budget: int | None = None  # tokens in a pass, once the engine has found it
         self.back_offs = 0  # how often memory ran out and a pass was made smaller

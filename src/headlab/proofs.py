@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -373,9 +374,10 @@ def _as_exact(name: str, claim: str, found: list[Standing]) -> tuple[Proof, list
 
 def _excess_of(standing: Norm | GatedMlp) -> float:
     try:
-        return standing.excess()
+        excess = standing.excess()
     except Exception:  # its weights are no plain matrices
         return float("inf")
+    return float("inf") if math.isnan(excess) else excess
 
 
 def _rotary(model: Model, tokens: Tokens) -> Proof:

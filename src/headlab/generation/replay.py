@@ -41,7 +41,24 @@ def can_replay(model: Model) -> bool:
         and model.takes_positions
         and inner.config._attn_implementation == "sdpa"
         and getattr(inner, "_supports_attention_backend", False)
+        and model.records
+        and not _is_watched(model)
     )
+
+
+def _is_watched(model: Model) -> bool:
+    """Whether somebody's hooks would be silent while steps are replayed."""
+    every = torch.nn.modules.module
+    if every._global_forward_hooks or every._global_forward_pre_hooks:
+        return True
+    return any(each._forward_hooks or each._forward_pre_hooks for each in model.hf.modules())
+
+
+def _has_own_attention(model: Model) -> bool:
+    """Whether our kernel reads what is seen alone. (Asked here, it is tried before anything is
+    recorded.)"""
+    group = model.n_heads // (model.seam.kv_heads or model.n_heads)
+    return fused.works("attend", model.device, model.dtype, group, model.head_width)
 
 
 def _on_one_gpu(model: Model) -> bool:
@@ -59,7 +76,7 @@ class FixedSteps:
     def __init__(self, batch: Batch, stop: int):
         self._batch = batch
         self.width = batch.room
-        if not fused.works("attend", batch.model.device) or batch.room > fused.MOST_PLACES:
+        if not _has_own_attention(batch.model) or batch.room > fused.MOST_PLACES:
             self.width = min(batch.room, -(-stop // _PLACES) * _PLACES)
         rows, device = len(batch.rows), batch.model.device
         self._ids = torch.zeros(rows, 1, dtype=torch.long, device=device)
@@ -132,7 +149,8 @@ class FixedSteps:
         try:
             difference = (step() - expected).abs().max()
         except torch.OutOfMemoryError:
-            raise
+            self._batch.model.back_offs += 1
+            return False
         except Exception:  # it waits for the GPU, takes no such mask, or has a kernel that fails
             return False
         allowed = TOLERANCE.get(expected.dtype, 5e-2) * max(1.0, float(expected.abs().max()))
@@ -159,6 +177,7 @@ class FixedSteps:
             self._batch.model.back_offs += 1
             return None
         except RuntimeError:
+            self._batch.model.records = False  # and is not tried again
             return None
         finally:
             if collecting:

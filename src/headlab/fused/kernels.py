@@ -2,17 +2,19 @@
 
 A chain of elementwise operations goes through the GPU's memory once for each of them, and rounds
 each time. Here numbers are read once, computed with in float32, and written once. Attention of one
-new token reads the keys and values that its row may see, and no others.
+new token reads the keys and values that its row may see, and no others. Where a kernel cannot be
+built, or gives something else than torch (`trials.py`), nothing of this is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from headlab.fused.trials import works
 
 try:
     import triton
@@ -20,10 +22,9 @@ try:
 except ImportError:  # a CPU's torch comes without
     triton = None
 
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _BLOCK = 1024  # numbers that a program works on
 MOST_PLACES = 32768  # whose mask a program looks at
-_WIDEST = 256  # head
 
 if triton is not None:
 
@@ -56,7 +57,8 @@ if triton is not None:
         """One program for all heads of a row at a position."""
         row = (tl.program_id(0) // length).to(tl.int64)
         place = (tl.program_id(0) % length).to(tl.int64)
-        head, at = tl.arange(0, block_heads)[:, None], tl.arange(0, block_half)[None, :]
+        head = tl.arange(0, block_heads).to(tl.int64)[:, None]
+        at = tl.arange(0, block_half)[None, :]
         there = (head < heads) & (at < half)
         table = row * table_row + place * table_place + at
         c_low = tl.load(cos + table, mask=at < half).to(tl.float32)
@@ -159,14 +161,16 @@ if triton is not None:
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) · up, both of one shape and contiguous."""
     out = torch.empty_like(gate)
-    _swiglu[_grid(gate)](gate, up, out, gate.numel(), _BLOCK)
+    with _where(gate):
+        _swiglu[_grid(gate)](gate, up, out, gate.numel(), _BLOCK)
     return out
 
 
 def swiglu_back(slope: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
     """What the slope of `swiglu` is for gate and for up."""
     to_gate, to_up = torch.empty_like(gate), torch.empty_like(up)
-    _swiglu_back[_grid(gate)](slope, gate, up, to_gate, to_up, gate.numel(), _BLOCK)
+    with _where(gate):
+        _swiglu_back[_grid(gate)](slope, gate, up, to_gate, to_up, gate.numel(), _BLOCK)
     return to_gate, to_up
 
 
@@ -176,13 +180,14 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     rows, heads, length, width = x.shape
     out = torch.empty_like(x)
     table = cos.stride(0) if cos.shape[0] > 1 else 0
-    _turn[(rows * length,)](
-        *(x, cos, sin, out, heads, length, width // 2),
-        *(x.stride(0), x.stride(1), x.stride(2)),
-        *(out.stride(0), out.stride(1), out.stride(2)),
-        *(table, cos.stride(2)),
-        *(triton.next_power_of_2(heads), triton.next_power_of_2(width // 2)),
-    )
+    with _where(x):
+        _turn[(rows * length,)](
+            *(x, cos, sin, out, heads, length, width // 2),
+            *(x.stride(0), x.stride(1), x.stride(2)),
+            *(out.stride(0), out.stride(1), out.stride(2)),
+            *(table, cos.stride(2)),
+            *(triton.next_power_of_2(heads), triton.next_power_of_2(width // 2)),
+        )
     return out
 
 
@@ -192,13 +197,13 @@ def gate(z: Tensor, g: Tensor, r: Tensor | None) -> Tensor:
     length, heads, width = z.shape[1:]
     size = heads * width
     out = torch.empty_like(z)
-    grid = (len(z) * length, triton.cdiv(size, _BLOCK))
-    _gate[grid](
-        *(z, g, z if r is None else r, out, length, size, width),
-        *_strides(z, g, r),
-        has_reference=r is not None,
-        block=_BLOCK,
-    )
+    with _where(z):
+        _gate[(len(z) * length, triton.cdiv(size, _BLOCK))](
+            *(z, g, z if r is None else r, out, length, size, width),
+            *_strides(g, r),
+            has_reference=r is not None,
+            block=_BLOCK,
+        )
     return out
 
 
@@ -208,23 +213,47 @@ def gate_back(slope: Tensor, z: Tensor, g: Tensor, r: Tensor | None) -> tuple[Te
     to_z, to_g = torch.empty_like(z), torch.empty(rows, length, heads, 1, device=z.device)
     block_width = triton.next_power_of_2(width)
     block_heads = max(1, min(triton.next_power_of_2(heads), 2 * _BLOCK // block_width))
-    _gate_back[(rows * length, triton.cdiv(heads, block_heads))](
-        *(slope, z, g, z if r is None else r, to_z, to_g, length, heads, width),
-        *_strides(z, g, r),
-        has_reference=r is not None,
-        block_heads=block_heads,
-        block_width=block_width,
-    )
+    with _where(z):
+        _gate_back[(rows * length, triton.cdiv(heads, block_heads))](
+            *(slope, z, g, z if r is None else r, to_z, to_g, length, heads, width),
+            *_strides(g, r),
+            has_reference=r is not None,
+            block_heads=block_heads,
+            block_width=block_width,
+        )
     return to_z, to_g
 
 
-def _strides(z: Tensor, g: Tensor, r: Tensor | None) -> tuple[int, ...]:
+def _strides(g: Tensor, r: Tensor | None) -> tuple[int, ...]:
     """Steps through gates and reference; none along an axis on which all are one."""
 
     def steps(each: Tensor) -> list[int]:
         return [0 if n == 1 else step for n, step in zip(each.shape, each.stride(), strict=True)]
 
     return (*steps(g)[:3], *((1, 0, 0, 0) if r is None else (len(r), *steps(r)[:3])))
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Attention of one token a row, [row, head, 1, width]; keys and values [row, key head, place,
+    width], and what a row sees of them, mask [row, 1, 1, place], at least one place."""
+    rows, heads, _, width = query.shape
+    key_heads, places = key.shape[1:3]
+    group = heads // key_heads
+    out = torch.empty_like(query, memory_format=torch.contiguous_format)
+    with _where(query):
+        _attend[(rows * key_heads,)](
+            *(query, key, value, mask.view(torch.uint8), out),
+            *(key_heads, group, places, width, scale),
+            *(query.stride(0), query.stride(1), *key.stride()[:3], *value.stride()[:3]),
+            *(mask.stride(0), out.stride(0), out.stride(1)),
+            block_group=max(16, triton.next_power_of_2(group)),
+            block_places=64 if width <= 128 else 32,
+            block_width=max(16, triton.next_power_of_2(width)),
+            all_places=triton.next_power_of_2(places),
+            precision="ieee",
+            num_stages=1,  # more would want more memory within a chip than many have
+        )
+    return out
 
 
 def can_gate(z: Tensor, g: Tensor, r: Tensor | None, slope: Tensor | None = None) -> bool:
@@ -235,33 +264,12 @@ def can_gate(z: Tensor, g: Tensor, r: Tensor | None, slope: Tensor | None = None
     if g.shape[0] not in (1, rows) or g.shape[1] not in (1, length):
         return False
     if r is not None:
-        if r.dtype not in _DTYPES or r.stride(-1) != 1 or r.shape[2:] != (heads, width):
+        if r.dtype not in DTYPES or r.stride(-1) != 1 or r.shape[2:] != (heads, width):
             return False
         if rows % len(r) or r.shape[1] not in (1, length) or r.device != z.device:
             return False
     whole = [z] if slope is None else [z, slope]
     return _suit("gate", *whole) and all(each.is_contiguous() for each in whole)
-
-
-def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """Attention of one token a row, [row, head, 1, width]; keys and values [row, key head, place,
-    width], and what a row sees of them, mask [row, 1, 1, place], at least one place."""
-    rows, heads, _, width = query.shape
-    key_heads, places = key.shape[1:3]
-    group = heads // key_heads
-    out = torch.empty_like(query, memory_format=torch.contiguous_format)
-    _attend[(rows * key_heads,)](
-        *(query, key, value, mask.view(torch.uint8), out),
-        *(key_heads, group, places, width, scale),
-        *(query.stride(0), query.stride(1), *key.stride()[:3], *value.stride()[:3]),
-        *(mask.stride(0), out.stride(0), out.stride(1)),
-        block_group=max(16, triton.next_power_of_2(group)),
-        block_places=64,
-        block_width=max(16, triton.next_power_of_2(width)),
-        all_places=triton.next_power_of_2(places),
-        precision="ieee",
-    )
-    return out
 
 
 def can_attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
@@ -271,8 +279,11 @@ def can_attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -
     if mask.shape != (len(query), 1, 1, key.shape[2]) or query.shape[1] % key.shape[1]:
         return False
     close = all(each.stride(-1) == 1 for each in (query, key, value, mask))
-    narrow = key.shape[2] <= MOST_PLACES and query.shape[-1] == value.shape[-1] <= _WIDEST
-    return _suit("attend", query, key, value) and close and narrow
+    narrow = key.shape[2] <= MOST_PLACES and query.shape[-1] == value.shape[-1]
+    if not close or not narrow:
+        return False
+    sizes = query.shape[1] // key.shape[1], query.shape[-1]
+    return _suit("attend", query, key, value, sizes=sizes)
 
 
 def can_turn(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
@@ -288,75 +299,18 @@ def can_swiglu(*tensors: Tensor) -> bool:
     return _suit("swiglu", *tensors) and whole and len({each.shape for each in tensors}) == 1
 
 
-def _suit(kernel: str, *tensors: Tensor) -> bool:
+def _suit(kernel: str, *tensors: Tensor, sizes: tuple[int, ...] = ()) -> bool:
     """On a GPU where it works, of one dtype that float32 holds, and not empty."""
     first = tensors[0]
-    alike = all(each.dtype == first.dtype for each in tensors)
-    return first.dtype in _DTYPES and alike and works(kernel, first.device) and bool(first.numel())
-
-
-@lru_cache
-def works(kernel: str, device: torch.device) -> bool:
-    """Whether it can be built and run there, and gives what torch gives. Triton wants a C compiler,
-    for one; whatever it is that fails, torch's own operations remain."""
-    if triton is None or device.type != "cuda":
+    if not first.numel() or first.dtype not in DTYPES:
         return False
-    random = torch.Generator().manual_seed(0)
-    some = torch.randn(5, 4, 6, 3, 24, generator=random).to(device)  # five of them
-    try:
-        with torch.no_grad():
-            pairs = _TRIALS[kernel](*some)
-        return all(torch.allclose(ours, right, rtol=1e-4, atol=1e-4) for ours, right in pairs)
-    except Exception:
-        return False
+    alike = all(each.dtype == first.dtype and each.device == first.device for each in tensors)
+    return alike and works(kernel, first.device, first.dtype, *sizes)
 
 
-Pairs = list[tuple[Tensor, Tensor]]  # what ours gives, and what it should
-
-
-def _try_swiglu(d: Tensor, gate: Tensor, up: Tensor, *_: Tensor) -> Pairs:
-    open_ = gate.sigmoid()
-    to_gate, to_up = swiglu_back(d, gate, up)
-    return [
-        (swiglu(gate, up), gate * open_ * up),
-        (to_gate, d * up * open_ * (1 + gate * (1 - open_))),
-        (to_up, d * gate * open_),
-    ]
-
-
-def _try_turn(x: Tensor, cos: Tensor, sin: Tensor, *_: Tensor) -> Pairs:
-    x, cos, sin = x.transpose(1, 2), cos[:, :, :1].transpose(1, 2), sin[:, :, :1].transpose(1, 2)
-    low, high = x.chunk(2, -1)
-    return [(turn(x, cos, sin), x * cos + torch.cat([-high, low], -1) * sin)]
-
-
-def _try_gate(d: Tensor, z: Tensor, r: Tensor, g: Tensor, *_: Tensor) -> Pairs:
-    r, g = r[:2], g[..., :1]
-    again = r.repeat(2, 1, 1, 1)
-    to_z, to_g = gate_back(d, z, g, r)
-    return [
-        (gate(z, g, r), g * z + (1 - g) * again),
-        (gate(z, g[:1, :1], None), g[:1, :1] * z),
-        (to_z, g * d),
-        (to_g, (d * (z - again)).sum(-1, keepdim=True)),
-    ]
-
-
-def _try_attend(query: Tensor, key: Tensor, value: Tensor, shown: Tensor, *_: Tensor) -> Pairs:
-    query = query.flatten(1, 2)[:, :6, None]  # [row, head, 1, width]
-    key, value = (each.transpose(1, 2) for each in (key, value))  # [row, key head, place, width]
-    mask = (shown[:, None, None, :, 0, 0] > 0) | (torch.arange(6, device=shown.device) == 3)
-    scores = 0.3 * query @ key.repeat_interleave(2, 1).mT
-    weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
-    return [(attend(query, key, value, mask, 0.3), weights @ value.repeat_interleave(2, 1))]
-
-
-_TRIALS: dict[str, Callable[..., Pairs]] = {
-    "swiglu": _try_swiglu,
-    "turn": _try_turn,
-    "gate": _try_gate,
-    "attend": _try_attend,
-}
+def _where(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Triton launches on the current GPU, whichever its inputs are on."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
 
 def _grid(numbers: Tensor) -> Any:
