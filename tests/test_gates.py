@@ -381,13 +381,19 @@ def test_a_gate_is_not_rounded_to_the_models_dtype():
         assert torch.equal(gate_heads(z, g, None), (g * z.float()).bfloat16())
 
 
-@pytest.mark.parametrize("shape", [(3, 1, 4, 1), (1, 1, 4, 1), (3, 5, 4, 1)])
-def test_the_gradient_of_a_gated_head_is_that_of_the_formula(shape):
+@pytest.mark.parametrize("rows", [None, 1, 3, 6])
+@pytest.mark.parametrize("shape", [(6, 1, 4, 1), (1, 1, 4, 1), (6, 5, 4, 1)])
+def test_the_gradient_of_a_gated_head_is_that_of_the_formula(shape, rows):
     random = torch.Generator().manual_seed(0)
-    z, weight = (torch.randn(3, 5, 4, 2, generator=random, dtype=torch.float64) for _ in range(2))
+    z, weight = (torch.randn(6, 5, 4, 2, generator=random, dtype=torch.float64) for _ in range(2))
     g = torch.rand(shape, generator=random, dtype=torch.float64)
+    r, again = None, torch.zeros_like(z)
+    if rows is not None:  # its rows come again for every mask
+        r = torch.randn(rows, 5, 4, 2, generator=random, dtype=torch.float64)
+        again = torch.cat([r] * (6 // rows))
+    assert torch.allclose(gate_heads(z, g, r), g * z + (1 - g) * again, atol=1e-12)
     found = []
-    for formula in (lambda z, g: g * z, lambda z, g: gate_heads(z, g, None)):
+    for formula in (lambda z, g: g * z + (1 - g) * again, lambda z, g: gate_heads(z, g, r)):
         one, other = z.clone().requires_grad_(), g.clone().requires_grad_()
         found.append(torch.autograd.grad((formula(one, other) * weight).sum(), (one, other)))
     for plain, ours in zip(*found, strict=True):
