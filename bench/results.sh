@@ -19,7 +19,6 @@ sparse() {
     --context 128 --bound 0.3 --beta 0.1 --gate-rate 0.02 --every "${EVERY:-100}"
     --keep-every "${KEEP_EVERY:-500}"
   )
-  $headlab models > "$out/models.txt"  # an embedded model is converted once, not twice at a time
   $headlab sparsify "${training[@]}" --twin-only --out "$out/twin" > "$out/twin.log" 2>&1 &
   $headlab sparsify "${training[@]}" --out "$out/sparse"
   wait $!
