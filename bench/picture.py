@@ -38,23 +38,22 @@ def main() -> None:
 
 
 def draw_ratios(axis: plt.Axes, race: dict) -> None:
-    """How many times longer every other way takes; what takes one pair at a time is hollow."""
+    """How many times longer every other way takes; a library's second way is hollow."""
     named = set()
     for place, row in enumerate(race.values()):
         others = [each for each in row["ways"] if each["way"] != "headlab"]
         for number, each in enumerate(others):
-            peer, _, alone = each["way"].partition(", ")
+            way = each["way"]
+            peer, _, how = way.partition(", ")
             at = place + 0.16 * (number - (len(others) - 1) / 2)
-            label = None if peer in named or alone else peer
-            named.add(peer)
-            colour = _COLOURS[peer]
             axis.bar(
                 *(at, each["ratio"] - 1, 0.14, 1),
-                color="white" if alone else colour,
-                edgecolor=colour,
-                label=label,
+                color="white" if how else _COLOURS[peer],
+                edgecolor=_COLOURS[peer],
+                label=None if way in named else way,
                 zorder=2,
             )
+            named.add(way)
     axis.axhline(1, color="black", lw=0.8, zorder=3)
     axis.set_yscale("log")
     axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

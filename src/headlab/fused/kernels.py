@@ -142,6 +142,7 @@ if triton is not None:
             seen = tl.load(mask + row * mask_row + place, mask=inside, other=0) != 0
             kept = inside[:, None] & (at < width)[None, :]
             keys = tl.load(k + place[:, None] * k_place + at[None, :], mask=kept, other=0.0)
+            values = tl.load(v + place[:, None] * v_place + at[None, :], mask=kept, other=0.0)
             scores = tl.dot(queries, tl.trans(keys), input_precision=precision) * scale
             scores = tl.where(seen[None, :], scores, float("-inf"))
             higher = tl.maximum(top, tl.max(scores, 1))
@@ -149,7 +150,6 @@ if triton is not None:
             base = tl.where(higher == float("-inf"), 0.0, higher)
             weights = tl.exp(scores - base[:, None])
             before = tl.exp(top - base)
-            values = tl.load(v + place[:, None] * v_place + at[None, :], mask=kept, other=0.0)
             part = tl.dot(weights.to(values.dtype), values, input_precision=precision)
             found = found * before[:, None] + part
             total = total * before + tl.sum(weights, 1)
