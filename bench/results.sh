@@ -3,9 +3,9 @@
 #
 #   sparse    sparse post-training and its twin side by side, then circuits      (DATA/corpus/)
 #   fillers   MATH-500, arithmetic and GSM8K; tokens a second                    (DATA/math500/, gsm8k/)
-#   speed     every row of docs/benchmarks.md, growth, the largest sweeps        (no data)
+#   speed     the rows of bench/race.py, growth, the largest sweeps              (no data)
 #
-# Each goes on where it was interrupted. HEADLAB names the command (default: headlab).
+# Trainings and studies go on where they were interrupted, benchmarks begin again. HEADLAB names the command (default: headlab).
 set -euo pipefail
 page=${1:?which page: sparse, fillers or speed} data=${2:-} out=${3:-results}
 here=$(cd "$(dirname "$0")" && pwd)
@@ -20,8 +20,11 @@ sparse() {
     --keep-every "${KEEP_EVERY:-500}"
   )
   $headlab sparsify "${training[@]}" --twin-only --out "$out/twin" > "$out/twin.log" 2>&1 &
+  local twin=$!
+  trap 'kill $twin 2>/dev/null || true' EXIT
   $headlab sparsify "${training[@]}" --out "$out/sparse"
-  wait $!
+  wait $twin || { tail -n 5 "$out/twin.log" >&2; exit 1; }
+  trap - EXIT
   $headlab run circuits --pairs "smollm2:$out/sparse:$out/twin/twin" \
     --tasks ioi,ioi-long,greater-than,docstring --methods patch,patch-per-prompt \
     --n 100 --dtype bfloat16 --out "$out/circuits"

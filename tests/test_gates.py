@@ -398,3 +398,16 @@ def test_the_gradient_of_a_gated_head_is_that_of_the_formula(shape, rows):
         found.append(torch.autograd.grad((formula(one, other) * weight).sum(), (one, other)))
     for plain, ours in zip(*found, strict=True):
         assert torch.allclose(plain, ours, atol=1e-12)
+
+
+@pytest.mark.parametrize("rows", [None, 2])
+def test_the_slopes_slope_of_a_gated_head_is_that_of_the_formula(rows):
+    random = torch.Generator().manual_seed(0)
+    z = torch.randn(2, 1, 3, 2, generator=random, dtype=torch.float64)
+    g = torch.rand(1, 1, 3, 1, generator=random, dtype=torch.float64)
+    r = None if rows is None else torch.randn(z.shape, generator=random, dtype=torch.float64)
+    other = torch.zeros_like(z) if r is None else r
+    hessian = torch.autograd.functional.hessian
+    right = hessian(lambda g: (g * z + (1 - g) * other).square().sum(), g)
+    assert torch.allclose(hessian(lambda g: gate_heads(z, g, r).square().sum(), g), right)
+    assert right.abs().max() > 1

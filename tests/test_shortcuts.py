@@ -379,6 +379,9 @@ def test_the_way_back_through_gated_mlps_is_that_of_the_models_own():
         found.append((product(gate, up), *slopes))
     for own, ours in zip(*found, strict=True):
         assert torch.allclose(own, ours, atol=1e-12)
+    hessian = torch.autograd.functional.hessian
+    right = hessian(lambda gate: (torch.nn.functional.silu(gate) * up).square().sum(), gate)
+    assert torch.allclose(hessian(lambda gate: swiglu(gate, up).square().sum(), gate), right)
 
 
 def test_kernels_of_our_own_keep_to_what_they_were_made_for(monkeypatch):

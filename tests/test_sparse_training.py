@@ -316,6 +316,21 @@ def test_the_twin_learns_the_text_with_all_edges_open() -> None:
     assert not {"kl", "dense_loss", "edges"} & set(twin.state.log[0])
 
 
+def test_a_twin_goes_on_from_a_state_that_had_more_in_its_log() -> None:
+    """Of an older version: whether the loss runs away must be told as ever."""
+    first, second = (trainer(twin=True, steps=60) for _ in range(2))
+    steps(first, 30)
+    state = copy.deepcopy(first.state)
+    for row in state.log:
+        row |= {"kl": 0.1, "dense_loss": float("nan")}
+    second.restore({name: each.clone() for name, each in first.tensors().items()}, state)
+    assert second.state.log == first.state.log
+    for row in second.state.log:
+        row["loss"] += 10 * (row["step"] > 5)
+    with pytest.raises(HeadlabError, match="runs away"):
+        second._require_sound({"loss": 15.0}, 1.0)
+
+
 def test_training_that_goes_on_is_as_if_it_had_never_stopped() -> None:
     whole, first, second = (trainer(steps=9) for _ in range(3))
     steps(whole, 9)

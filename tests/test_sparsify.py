@@ -163,6 +163,48 @@ def test_a_twin_may_come_later(lab: Path, made: Path, tmp_path: Path) -> None:
         assert own == other
 
 
+@pytest.mark.parametrize(("first", "then"), [([], ["--twin-only"]), (["--twin-only"], [])])
+def test_one_training_leaves_the_states_of_another_alone(
+    first: list[str], then: list[str], lab: Path, tmp_path: Path, monkeypatch
+) -> None:
+    step, out = Trainer.step, tmp_path / "o"
+
+    def killed(self):  # type: ignore[no-untyped-def]
+        if self.state.step == 25:
+            raise KeyboardInterrupt
+        return step(self)
+
+    monkeypatch.setattr(Trainer, "step", killed)
+    assert run(*arguments(lab, out, *first)).exit_code == 130
+    kept = sorted(path.name for path in (out / "state").glob("*-*"))
+    assert kept
+    monkeypatch.setattr(Trainer, "step", step)
+    for _ in range(2):  # the second time it is done already
+        assert run(*arguments(lab, out, *then)).exit_code == 0
+        assert sorted(path.name for path in (out / "state").glob("*-*")) == kept
+    result = run(*arguments(lab, out, *first))
+    assert result.exit_code == 0
+    assert "going on after step 21 of 40" in result.stderr
+    assert not (out / "state").exists()
+
+
+def test_states_of_a_training_that_is_over_are_removed_later_if_not_at_once(
+    lab: Path, made: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "o"
+    shutil.copytree(made, out)
+    (out / "state/sparse-0000039").mkdir(parents=True)
+    command = arguments(lab, out, "--twin", "--eval", str(lab / "other.txt"), "-q")
+    assert run(*command).exit_code == 0
+    assert not (out / "state").exists()
+
+
+def test_both_kinds_of_twin_are_not_one(lab: Path, tmp_path: Path) -> None:
+    told = error_of(run(*arguments(lab, tmp_path / "o", "--twin", "--twin-only")))
+    assert "give one" in told
+    assert not (tmp_path / "o").exists()
+
+
 def test_a_twin_may_be_made_alone_in_a_folder_of_its_own(
     lab: Path, made: Path, tmp_path: Path
 ) -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from headlab import fused
 from headlab.errors import HeadlabError
@@ -32,7 +31,7 @@ def gate_heads(z: Tensor, g: Tensor, r: Tensor | None) -> Tensor:
     """
     wide = torch.promote_types(z.dtype, torch.float32)
     g = g.to(device=z.device, dtype=wide)
-    r = None if r is None else r.to(z.device)
+    r = None if r is None else r.detach().to(z.device)
     if torch.is_grad_enabled() and (g.requires_grad or z.requires_grad):
         return _Gated.apply(z, g, r)  # type: ignore[no-untyped-call]
     return _gated(z, g, r)
@@ -59,16 +58,19 @@ class _Gated(torch.autograd.Function):
         return _gated(z, g, r)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         slope = slopes[0].contiguous()
         z, g, *rest = ctx.saved_tensors
         r = rest[0] if rest else None
-        if fused.can_gate(z, g, r, slope):
+        again = torch.is_grad_enabled()  # somebody wants the slope's slope: torch's own operations
+        if not again and fused.can_gate(z, g, r, slope):
             to_z, to_g = fused.gate_back(slope, z, g, r)
             return to_z, to_g.sum_to_size(g.shape), None
-        dz = torch.mul(g, slope, out=torch.empty_like(slope)) if ctx.needs_input_grad[0] else None
+        dz: Tensor | None = None
         dg: Tensor | None = None
+        if ctx.needs_input_grad[0]:
+            narrow = (g * slope).to(slope.dtype) if again else None
+            dz = torch.mul(g, slope, out=torch.empty_like(slope)) if narrow is None else narrow
         if ctx.needs_input_grad[1]:
             moved = z if r is None else z.to(g.dtype) - _for_rows(r, z).to(g.dtype)
             dg = (slope.to(g.dtype) * moved).sum_to_size(g.shape)

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from headlab import fused
@@ -99,7 +98,10 @@ class GatedMlp:
     def standing_for(self, own: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """Its forward, with `own` where somebody changed the activation, or looks at it."""
         act = self.act
-        looking = act._forward_hooks, act._forward_pre_hooks, act._backward_hooks
+        looking = (
+            *(act._forward_hooks, act._forward_pre_hooks),
+            *(act._backward_hooks, act._backward_pre_hooks),
+        )
 
         def forward(hidden: Tensor, *rest: Any, **named: Any) -> Tensor:
             changed = self.module.act_fn is not act or "forward" in act.__dict__
@@ -124,7 +126,7 @@ class GatedMlp:
             return float("inf")
         numbers = torch.randn(3, 8, 256, generator=random) * torch.logspace(-3, 1.5, 8)[:, None]
         gate, up, slope = numbers.to(weight.device, weight.dtype)
-        wide = [each.float() for each in (gate, up, slope)]
+        wide = [each.double() for each in (gate, up, slope)]
         found = (
             _with_slopes(swiglu, gate, up, slope),
             _with_slopes(lambda gate, up: self.act(gate) * up, gate, up, slope),
@@ -182,16 +184,15 @@ class _Swiglu(torch.autograd.Function):
         return swiglu(gate, up)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = ctx.saved_tensors
         slope = slopes[0].contiguous()
-        if fused.can_swiglu(slope, gate, up):
+        if not torch.is_grad_enabled() and fused.can_swiglu(slope, gate, up):
             return fused.swiglu_back(slope, gate, up)
         narrow, wide = gate.dtype, torch.promote_types(gate.dtype, torch.float32)
         slope, gate, up = (each.to(wide) for each in (slope, gate, up))
         open_ = gate.sigmoid()
-        to_gate = slope * up * open_ * (1 + gate * (1 - open_))
+        to_gate = slope * up * open_ * (1 + gate * (-gate).sigmoid())
         return to_gate.to(narrow), (slope * gate * open_).to(narrow)
 
 
@@ -235,10 +236,12 @@ class _Turned(torch.autograd.Function):
         return _turn(x, cos, sin)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
-        return _turn(slopes[0], cos, -sin.roll(sin.shape[-1] // 2, -1)), None, None
+        back = -sin.roll(sin.shape[-1] // 2, -1)
+        if torch.is_grad_enabled():  # somebody wants the slope's slope
+            return _Turned.apply(slopes[0], cos, back), None, None  # type: ignore[no-untyped-call]
+        return _turn(slopes[0], cos, back), None, None
 
 
 def find_rotary(model: Model) -> Rotary | None:

@@ -102,6 +102,8 @@ def sparsify(
     An edge from a query to a key is open where the attention logit and the head's own b say so.
     Interrupted or killed, the same command goes on.
     """
+    if twin and twin_only:
+        raise HeadlabError("--twin is beside the sparse training, --twin-only alone: give one")
     from headlab.sparse.running import Order, sparsify
     from headlab.sparse.settings import make_settings
     from headlab.sparse.stopping import Interrupted

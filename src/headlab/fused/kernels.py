@@ -44,7 +44,7 @@ if triton is not None:
         g = tl.load(gate + at, mask=there).to(tl.float32)
         u = tl.load(up + at, mask=there).to(tl.float32)
         s = tl.sigmoid(g)
-        tl.store(to_gate + at, d * u * s * (1 + g * (1 - s)), mask=there)
+        tl.store(to_gate + at, d * u * s * (1 + g * tl.sigmoid(-g)), mask=there)
         tl.store(to_up + at, d * g * s, mask=there)
 
     @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
@@ -82,7 +82,7 @@ if triton is not None:
         row, place = token // length, token % length
         at = tl.program_id(1) * block + tl.arange(0, block)
         there = at < size
-        head = at // width
+        head = (at // width).to(tl.int64)
         own = tl.load(z + token * size + at, mask=there).to(tl.float32)
         gate = tl.load(g + row * g_row + place * g_place + head * g_head, mask=there)
         found = gate * own
@@ -100,7 +100,7 @@ if triton is not None:
         """One program for some heads of a row at a position."""
         token = tl.program_id(0).to(tl.int64)
         row, place = token // length, token % length
-        head = tl.program_id(1) * block_heads + tl.arange(0, block_heads)
+        head = (tl.program_id(1) * block_heads + tl.arange(0, block_heads)).to(tl.int64)
         at = tl.arange(0, block_width)[None, :]
         there = (head < heads)[:, None] & (at < width)
         own = token * heads * width + head[:, None] * width + at
@@ -210,7 +210,10 @@ def gate(z: Tensor, g: Tensor, r: Tensor | None) -> Tensor:
 def gate_back(slope: Tensor, z: Tensor, g: Tensor, r: Tensor | None) -> tuple[Tensor, Tensor]:
     """What the slope of `gate` is for z, and for a gate of every row and position."""
     rows, length, heads, width = z.shape
-    to_z, to_g = torch.empty_like(z), torch.empty(rows, length, heads, 1, device=z.device)
+    to_z, to_g = (
+        torch.empty_like(z),
+        torch.empty(rows, length, heads, 1, device=z.device, dtype=torch.float32),
+    )
     block_width = triton.next_power_of_2(width)
     block_heads = max(1, min(triton.next_power_of_2(heads), 2 * _BLOCK // block_width))
     with _where(z):
@@ -266,7 +269,7 @@ def can_gate(z: Tensor, g: Tensor, r: Tensor | None, slope: Tensor | None = None
     if r is not None:
         if r.dtype not in DTYPES or r.stride(-1) != 1 or r.shape[2:] != (heads, width):
             return False
-        if rows % len(r) or r.shape[1] not in (1, length) or r.device != z.device:
+        if not len(r) or rows % len(r) or r.shape[1] not in (1, length) or r.device != z.device:
             return False
     whole = [z] if slope is None else [z, slope]
     return _suit("gate", *whole) and all(each.is_contiguous() for each in whole)

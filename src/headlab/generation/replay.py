@@ -51,7 +51,14 @@ def _is_watched(model: Model) -> bool:
     every = torch.nn.modules.module
     if every._global_forward_hooks or every._global_forward_pre_hooks:
         return True
-    return any(each._forward_hooks or each._forward_pre_hooks for each in model.hf.modules())
+    hooks = (
+        hook
+        for each in model.hf.modules()
+        for own in (each._forward_hooks, each._forward_pre_hooks)
+        for hook in own.values()
+    )
+    # Those by which transformers gathers hidden states stay after they were asked for once.
+    return any("output_capturing" not in (getattr(hook, "__module__", "") or "") for hook in hooks)
 
 
 def _has_own_attention(model: Model) -> bool:

@@ -108,8 +108,12 @@ def alone(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def forget(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
+def forget(folder: Path, kind: str) -> None:
+    """Remove the states of a training that is over; the folder, too, once none is left."""
+    for path in _states(folder, kind):
+        shutil.rmtree(path, ignore_errors=True)
+    if not any(_states(folder, each) for each in ("sparse", "twin")):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _states(folder: Path, kind: str) -> list[Path]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from headlab.model import Model
 
 SUMMARY = "sparsify.json"
+_ENDS = {"sparse": "final", "twin": "twin"}  # trainings, and the model each ends with
 
 
 @dataclass(frozen=True)
@@ -128,15 +129,23 @@ class _Work:
                         self.order.progress(self.settings.steps)
                     else:
                         self._train(kind, last)
-        forget(self.states)
+        self._tidy()
         return self.found
+
+    def _tidy(self) -> None:
+        """States of trainings that are over are not needed; another process may be at others."""
+        if not self.states.is_dir():
+            return
+        with suppress(HeadlabError), alone(self.states):
+            for kind, last in _ENDS.items():
+                if last in self.found.rows:
+                    forget(self.states, kind)
 
     @property
     def _asked(self) -> dict[str, str]:
         """Trainings by kind, each with the model it ends with."""
         asked = {"sparse": self.order.sparse, "twin": self.order.twin}
-        ends = {"sparse": "final", "twin": "twin"}
-        return {kind: ends[kind] for kind, is_asked in asked.items() if is_asked}
+        return {kind: last for kind, last in _ENDS.items() if asked[kind]}
 
     @property
     def _is_done(self) -> bool:
