@@ -10,7 +10,6 @@ set -euo pipefail
 page=${1:?which page: sparse, fillers or speed} data=${2:-} out=${3:-results}
 here=$(cd "$(dirname "$0")" && pwd)
 headlab=${HEADLAB:-headlab} python=${PYTHON:-python}
-mkdir -p "$out"
 
 sparse() {
   local training=(
@@ -50,6 +49,6 @@ speed() {
 }
 
 case $page in
-  sparse | fillers | speed) $page ;;
+  sparse | fillers | speed) mkdir -p "$out" && $page ;;
   *) echo "no page $page: sparse, fillers or speed" >&2; exit 2 ;;
 esac
