@@ -12,9 +12,9 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from headlab import Example, Gates, Head, Model, counterfactual_reference, fused, generate, measure
 from headlab.gates import gate_heads
-from headlab.kernels import rotate, swiglu
 from headlab.proofs import check
 from headlab.sparse import edges_kept, gate_attention
+from headlab.standins import rotate, swiglu
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 

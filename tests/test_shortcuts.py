@@ -11,10 +11,10 @@ from tiny import ARCHITECTURES, random_ids, tiny, tiny_tokenizer
 
 import headlab
 from headlab import Gates, Head, HeadlabError, Model, fused
-from headlab.kernels import few_kernels, rotate, swiglu
 from headlab.model import Tokens
 from headlab.proofs import check
 from headlab.restart import clean_pass, restarted
+from headlab.standins import few_kernels, rotate, swiglu
 
 each_architecture = pytest.mark.parametrize("name", ARCHITECTURES)
 
@@ -168,8 +168,8 @@ def test_few_kernels_change_nothing(model, monkeypatch):
     tokens = model.tokens(random_ids(2, 8))
     plain = model(tokens)
     turned = []
-    turn = headlab.kernels._turn
-    monkeypatch.setattr(headlab.kernels, "_turn", lambda *x: turned.append(1) or turn(*x))
+    turn = headlab.standins._turn
+    monkeypatch.setattr(headlab.standins, "_turn", lambda *x: turned.append(1) or turn(*x))
     with few_kernels(model), torch.no_grad():
         assert all("forward" in each.module.__dict__ for each in (*model.norms, *model.mlps))
         assert (model(tokens) - plain).abs().max() < 1e-5
@@ -356,7 +356,7 @@ def test_another_product_is_not_taken_for_an_mlps(wrong, dtype, monkeypatch):
     model = Model(copy.deepcopy(tiny("llama", dtype)), name="llama")
     assert [proof.passed for proof in check(model).proofs if proof.name == "mlps"] == [True]
     assert len(model.mlps) == 3
-    monkeypatch.setattr(headlab.kernels, "swiglu", lambda gate, up: act(gate) * up)
+    monkeypatch.setattr(headlab.standins, "swiglu", lambda gate, up: act(gate) * up)
     result = check(model)
     assert "mlps" in [proof.name for proof in result.proofs if not proof.passed]
     assert model.mlps == []
@@ -364,7 +364,7 @@ def test_another_product_is_not_taken_for_an_mlps(wrong, dtype, monkeypatch):
 
 def test_a_proof_that_is_no_number_is_none(monkeypatch):
     model = Model(tiny("llama"), name="llama")
-    monkeypatch.setattr(headlab.kernels.GatedMlp, "excess", lambda self: float("nan"))
+    monkeypatch.setattr(headlab.standins.GatedMlp, "excess", lambda self: float("nan"))
     assert "mlps" in [proof.name for proof in check(model).proofs if not proof.passed]
     assert model.mlps == []
 

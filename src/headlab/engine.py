@@ -25,10 +25,10 @@ from headlab.batches import Batch, Readings, chunks, encode_all
 from headlab.errors import HeadlabError
 from headlab.examples import Example
 from headlab.gates import AXES, ZERO, Gates, Reference
-from headlab.kernels import gpu_kernels
 from headlab.measures import Encoded, Measure, find_measure
 from headlab.model import Tokens
 from headlab.restart import CleanPass, clean_pass, restarted
+from headlab.standins import gpu_kernels
 
 if TYPE_CHECKING:
     from headlab.model import Model

@@ -69,8 +69,7 @@ class _Gated(torch.autograd.Function):
         dz: Tensor | None = None
         dg: Tensor | None = None
         if ctx.needs_input_grad[0]:
-            narrow = (g * slope).to(slope.dtype) if again else None
-            dz = torch.mul(g, slope, out=torch.empty_like(slope)) if narrow is None else narrow
+            dz = (g * slope).to(slope.dtype) if again else _gated(slope, g, None)
         if ctx.needs_input_grad[1]:
             moved = z if r is None else z.to(g.dtype) - _for_rows(r, z).to(g.dtype)
             dg = (slope.to(g.dtype) * moved).sum_to_size(g.shape)

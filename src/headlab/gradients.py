@@ -16,8 +16,8 @@ from headlab.engine import Progress, ReferenceLike, find_budget, fixed_reference
 from headlab.errors import HeadlabError
 from headlab.examples import Example
 from headlab.gates import AXES, ZERO, Gates
-from headlab.kernels import gpu_kernels
 from headlab.measures import Measure, find_measure
+from headlab.standins import gpu_kernels
 
 if TYPE_CHECKING:
     from headlab.model import Model

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from headlab.errors import HeadlabError
 from headlab.gates import ZERO, Gates, Reference, gate_heads
-from headlab.kernels import GatedMlp, Norm, Rotary
 from headlab.restart import Forms, ended_at
 from headlab.seam import Seam, find_seam
 from headlab.sparse.gating import Gating, find_gating
+from headlab.standins import GatedMlp, Norm, Rotary
 from headlab.texts import BosPolicy, PerPrompt, Prompt, Texts
 
 if TYPE_CHECKING:

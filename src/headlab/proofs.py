@@ -16,9 +16,9 @@ from transformers.pytorch_utils import Conv1D
 from headlab.errors import HeadlabError
 from headlab.gates import Gates
 from headlab.heads import Head
-from headlab.kernels import GatedMlp, Norm, find_mlps, find_norms, find_rotary, rotary_excess
 from headlab.restart import clean_pass, learn_forms, restarted
 from headlab.seam import sightings
+from headlab.standins import GatedMlp, Norm, find_mlps, find_norms, find_rotary, rotary_excess
 
 if TYPE_CHECKING:
     from headlab.model import Model, Tokens

@@ -31,7 +31,7 @@ from headlab.batches import by_length
 from headlab.engine import Progress, find_budget
 from headlab.errors import HeadlabError
 from headlab.heads import Head
-from headlab.kernels import gpu_kernels
+from headlab.standins import gpu_kernels
 from headlab.stats import mean_interval
 from headlab.texts import PerPrompt, Prompt
 

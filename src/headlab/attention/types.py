@@ -18,8 +18,8 @@ from headlab.batches import by_length
 from headlab.engine import Progress, find_budget
 from headlab.errors import HeadlabError
 from headlab.heads import Head
-from headlab.kernels import gpu_kernels
 from headlab.scores import HeadScores
+from headlab.standins import gpu_kernels
 
 if TYPE_CHECKING:
     from headlab.model import Model

@@ -28,7 +28,7 @@ from headlab.examples import Example
 from headlab.gatefits.rows import Rows, order_of
 from headlab.gates import AXES, ZERO, Gates, Reference
 from headlab.gradients import warn_of_hard_gates
-from headlab.kernels import gpu_kernels
+from headlab.standins import gpu_kernels
 from headlab.wording import count
 
 if TYPE_CHECKING:

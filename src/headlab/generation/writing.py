@@ -20,7 +20,7 @@ from headlab.generation.choosing import Choice
 from headlab.generation.ending import Ends, Written
 from headlab.generation.planning import Plan
 from headlab.generation.replay import can_replay
-from headlab.kernels import gpu_kernels
+from headlab.standins import gpu_kernels
 from headlab.texts import PerPrompt, Prompt
 
 if TYPE_CHECKING:

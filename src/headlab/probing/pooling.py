@@ -15,7 +15,7 @@ from headlab.engine import Progress, find_budget
 from headlab.errors import HeadlabError
 from headlab.generation import Written
 from headlab.grading.answers import find_answer
-from headlab.kernels import gpu_kernels
+from headlab.standins import gpu_kernels
 from headlab.texts import Prompt
 
 if TYPE_CHECKING:
