@@ -116,6 +116,37 @@ def test_steps_that_turn_out_not_to_replay_go_on_as_ever(good, how, fixed, monke
     assert model.back_offs == (how == "memory")
 
 
+def test_what_steps_of_a_shape_have_shown_is_not_asked_again(fixed, monkeypatch):
+    model = endless()
+    as_ever: list[int] = []
+    plain = FixedSteps._as_ever
+
+    def counted(self, stop):
+        as_ever.append(stop)
+        return plain(self, stop)
+
+    monkeypatch.setattr(FixedSteps, "_as_ever", counted)
+    monkeypatch.setattr(replay, "_PLACES", 64)
+
+    def asked(rows=slice(None), **options) -> list[list[list[int]]]:
+        as_ever.clear()
+        return ids_of(generate(model, prompts()[rows], masks(model), max_new_tokens=NEW, **options))
+
+    first = asked()
+    assert len(as_ever) == 2, "the step and the first replay"
+    assert asked() == first
+    assert not as_ever
+    assert first == asked(replay=False)
+    asked(slice(2))
+    assert len(as_ever) == 2, "fewer rows are another shape"
+    boost = torch.ones(model.n_layers, model.n_heads, model.head_width)
+    asked(boost=boost)
+    assert len(as_ever) == 2, "and a boost other steps"
+    monkeypatch.setattr(FixedSteps, "_recorded", lambda self: None)
+    assert asked() == first, "as ever, where it cannot be recorded this time"
+    assert len(as_ever) == 1
+
+
 def test_batches_that_are_done_leave_nothing_behind(fixed, monkeypatch):
     """Keys, values and recordings of one batch must be gone when the next one needs the room."""
     alive: list[weakref.ref] = []

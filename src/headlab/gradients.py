@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import torch
@@ -15,7 +16,7 @@ from headlab.batches import Batch, chunks, encode_all
 from headlab.engine import Progress, ReferenceLike, find_budget, fixed_reference, require_lengths
 from headlab.errors import HeadlabError
 from headlab.examples import Example
-from headlab.gates import AXES, ZERO, Gates
+from headlab.gates import AXES, ZERO, Gates, Reference
 from headlab.measures import Measure, find_measure
 from headlab.standins import gpu_kernels
 
@@ -74,36 +75,64 @@ def gate_gradients(
     n_masks, n = gates.n_masks, len(examples)
     values = torch.full((n_masks, n), torch.nan, dtype=wide)
     gradient = torch.full((n_masks, n, model.n_layers, model.n_heads), torch.nan, dtype=wide)
-    learning = [weight for weight in model.hf.parameters() if weight.requires_grad]
-    for weight in learning:
-        weight.requires_grad_(False)
-    try:
+
+    def put(masks: Tensor, indices: list[int], found: Tensor, slope: Tensor) -> None:
+        where = masks[:, None], torch.tensor(indices)[None]
+        values[where], gradient[where] = found.cpu(), slope.cpu()
+        if progress is not None:
+            progress(found.numel())
+
+    with _frozen(model), gpu_kernels(model):
         tokens = (budget or find_budget(model)) // _GRAPH  # in a pass
         for indices in chunks(encoded, tokens):
             batch = Batch(model, [encoded[index] for index in indices])
             stand_in = batch.reference() if shared is None else shared
-            clean = None
-            if measure.needs_kl:
-                with torch.no_grad():
-                    logits = model.logits_at(batch.tokens, batch.rows, batch.positions)
-                    clean = logits.log_softmax(-1, dtype=wide)
-            together = max(1, tokens // batch.tokens.ids.numel())
-            for masks in torch.split(torch.arange(n_masks), together):
+            clean = _clean_log_probs(model, batch, wide) if measure.needs_kl else None
+            passes = -(-n_masks // max(1, tokens // batch.tokens.ids.numel()))
+            launched: tuple[Any, ...] = ()  # what the pass before gives, once it has run
+            for masks in torch.arange(n_masks).tensor_split(passes):  # all about as large
                 at = gates.values[masks, :, :, :, 0].to(wide).expand(-1, n, -1, -1)[:, indices]
                 at = at.detach().clone().requires_grad_()  # [mask, example, layer, head]
-                rows = at[:, batch.owners, :, :, None]
-                gated = model.gated(Gates(rows, " ".join(AXES)), stand_in)
-                with gated, gpu_kernels(model), torch.enable_grad():
-                    logits = model.logits_at(*batch.repeated(len(masks)))
-                    logits = logits.view(len(masks), len(batch.positions), -1)
-                    found = batch.values(batch.read(logits, clean, measure), measure)
-                    (slope,) = torch.autograd.grad(found.sum(), at)
-                where = masks[:, None], torch.tensor(indices)[None]
-                values[where] = found.detach().cpu()
-                gradient[where] = slope.cpu()
-                if progress is not None:
-                    progress(len(masks) * len(indices))
+                found, slope = _slopes(model, batch, at, stand_in, clean, measure)
+                if launched:  # read while this one runs
+                    put(*launched)
+                launched = masks, indices, found, slope
+            put(*launched)
+    return Gradients(values, gradient, measure, list(examples))
+
+
+def _slopes(
+    model: Model,
+    batch: Batch,
+    at: Tensor,
+    reference: Reference,
+    clean: Tensor | None,
+    measure: Measure,
+) -> tuple[Tensor, Tensor]:
+    """The measure [mask, example] with gates `at` [mask, example, layer, head], and its slope."""
+    rows = at[:, batch.owners, :, :, None]
+    with model.gated(Gates(rows, " ".join(AXES)), reference), torch.enable_grad():
+        logits = model.logits_at(*batch.repeated(len(at)))
+        logits = logits.view(len(at), len(batch.positions), -1)
+        found = batch.values(batch.read(logits, clean, measure), measure)
+        (slope,) = torch.autograd.grad(found.sum(), at)
+    return found.detach(), slope
+
+
+def _clean_log_probs(model: Model, batch: Batch, wide: torch.dtype) -> Tensor:
+    with torch.no_grad():
+        logits = model.logits_at(batch.tokens, batch.rows, batch.positions)
+        return logits.log_softmax(-1, dtype=wide)
+
+
+@contextmanager
+def _frozen(model: Model) -> Iterator[None]:
+    """Within the block no weight learns."""
+    learning = [weight for weight in model.hf.parameters() if weight.requires_grad]
+    for weight in learning:
+        weight.requires_grad_(False)
+    try:
+        yield
     finally:
         for weight in learning:
             weight.requires_grad_(True)
-    return Gradients(values, gradient, measure, list(examples))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -89,6 +89,7 @@ class Model(Texts):
         self.norms: list[Norm] = []  # that may run in one kernel, once headlab.check proves it
         self.mlps: list[GatedMlp] = []  # likewise, their elementwise part
         self.records = True  # False: its steps turned out not to be recordable on a GPU
+        self.replayed: set[Hashable] = set()  # kinds of steps whose replays were seen to be right
         self.rotary: Rotary | None = None  # its own function, once headlab.check proves ours
         self.budget: int | None = None  # tokens in a pass, once the engine has found it
         self.back_offs = 0  # how often memory ran out and a pass was made smaller

@@ -75,8 +75,9 @@ class Batch:
         self.cache = make_cache(model, self.room)
         self.done = 0  # tokens written by every live row
         self.counted = 0  # tokens that progress was told of
-        self.is_finite = torch.tensor(True)  # [row], all logits so far
-        self.following: Tensor | None = None  # [row], the newest token
+        self.is_finite = torch.tensor(True)  # [row], all highest logits so far
+        self.following = torch.empty(0)  # [row], the newest token
+        self.fresh: list[Tensor] = []  # tokens of each row that nobody has looked at
         self._fixed: FixedSteps | None = None  # steps that are replayed
 
     # --- passes ---
@@ -93,31 +94,25 @@ class Batch:
         if shared and len(self.masks) > 1:
             self.cache.batch_select_indices(self.owners)
             logits = logits[self.owners]
-        self.is_finite = logits.isfinite().all(-1)  # looked at with the tokens
-        self.following = self._choose(logits)
-        self._look([self.following])
+        self._choose(logits)
 
     def step_on(self, steps: int) -> None:
-        """So many more tokens for every live row, then a look at which have ended."""
+        """Until there are so many fresh tokens for every live row; then a look at which ended."""
         # No further than the first row may go, an ended one included: past its positions a model
         # has none.
         most = min(self.most[self.rows[place][1]] for place in self.live)
         steps = min(steps, most - self.done, self._places_left())
-        fresh: list[Tensor] = []
-        for _ in range(steps):
-            assert self.following is not None
-            stop = self.length + self.done + len(fresh)
-            where = (self.reach + self.done + len(fresh) - 1)[:, None]
-            fixed = self._fixed_steps(stop, most - self.done - len(fresh))
+        for written in range(self.done + len(self.fresh), self.done + steps):
+            stop = self.length + written
+            where = (self.reach + written - 1)[:, None]
+            fixed = self._fixed_steps(stop, most - written)
             if fixed is not None:
                 logits = fixed.step(self.following, where, stop)
                 self.writer.replays = fixed.works
             else:
                 logits = self.ordinary(self.following[:, None], where, stop)
-            self.is_finite = logits.isfinite().all(-1) & self.is_finite
-            self.following = self._choose(logits, len(fresh))
-            fresh.append(self.following)
-        self._look(fresh)
+            self._choose(logits)
+        self._look()
 
     def _fixed_steps(self, stop: int, left: int) -> FixedSteps | None:
         """Steps that can be replayed, if they are worth making."""
@@ -172,24 +167,33 @@ class Batch:
             return nullcontext()
         return armed(writer.activation, writer.arm, self.keys[::every], positions)
 
-    def _choose(self, logits: Tensor, ahead: int = 0) -> Tensor:
-        return self.writer.choice.choose(logits, self.numbers[:, self.done + ahead])
+    def _choose(self, logits: Tensor) -> None:
+        """The next token of each row, looked at later: until then nobody waits for a GPU. Where a
+        row has NaN or infinity, its highest logit is that, and the likeliest token's."""
+        choice = self.writer.choice
+        self.following = choice.choose(logits, self.numbers[:, self.done + len(self.fresh)])
+        self.fresh.append(self.following)
+        greedy = choice.temperature is None
+        best = logits.gather(1, self.following[:, None])[:, 0] if greedy else logits.amax(-1)
+        self.is_finite = best.isfinite() & self.is_finite
 
     # --- rows that end ---
 
-    def _look(self, fresh: list[Tensor]) -> None:
-        """Take up new tokens, and leave rows behind that have ended."""
-        block = torch.stack(fresh, 1).tolist()
+    def _look(self) -> None:
+        """Take up the fresh tokens, and leave rows behind that have ended."""
+        block = torch.stack(self.fresh, 1).tolist()
         finite = self.is_finite.tolist()
         if not all(finite[place] for place in self.live):
             raise HeadlabError(
                 f"{self.model.name} gives NaN or infinity under these gates; take gates nearer to "
                 "1, or a wider dtype"
             )
-        self.done += len(fresh)
+        new = len(self.fresh)
+        self.fresh = []
+        self.done += new
         staying = [place for place in self.live if not self._take(place, block[place])]
         if self.writer.progress is not None:
-            moved = self._advance(len(fresh), staying)
+            moved = self._advance(new, staying)
             self.counted += moved
             self.writer.progress(moved)
         self.live = staying
@@ -226,7 +230,6 @@ class Batch:
             self.boosts = self.boosts[rows]
         if self.keys is not None:
             self.keys = self.keys[rows]
-        assert self.following is not None
         self.following = self.following[rows]
         self.rows = [self.rows[place] for place in self.live]
         self.live = list(range(len(self.rows)))

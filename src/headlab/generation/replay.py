@@ -77,7 +77,8 @@ class FixedSteps:
     """Steps of one batch, as it is now, up to a number of places.
 
     The first step runs as ever, and once more with fixed shapes: only where both agree is it
-    recorded. A call's first replay is compared in the same way.
+    recorded. A call's first replay is compared in the same way. What a model's steps of some shape
+    have shown once is not asked again.
     """
 
     def __init__(self, batch: Batch, stop: int):
@@ -93,6 +94,9 @@ class FixedSteps:
         self._mask[..., stop - 1 :] = False
         self._replay: Callable[[], Tensor] | None = None
         self.works = True
+        writer = batch.writer
+        gating = None if writer.is_plain else (writer.reference.kind, batch.boosts is None)
+        self._kind = rows, self.width, batch.room, gating
 
     def step(self, ids: Tensor, where: Tensor, stop: int) -> Tensor:
         """Logits [row, vocabulary] after each row's token; it is the one at place `stop` - 1."""
@@ -101,16 +105,25 @@ class FixedSteps:
         self._slot.fill_(stop - 1)
         self._mask[..., stop - 1] = True
         if self._replay is None:
+            return self._begin(stop)
+        writer, known = self._batch.writer, self._batch.model.replayed
+        if not writer.replayed and self._kind not in known:
             expected = self._as_ever(stop)
-            if self._like(expected, self._tried):
-                self._replay = self._recorded() if self._ids.is_cuda else self._run
-            self.works = self._replay is not None
+            self.works = writer.replayed = self._like(expected, self._replay)
             return expected
-        if self._batch.writer.replayed:
-            return self._replay()
-        expected = self._as_ever(stop)
-        self.works = self._batch.writer.replayed = self._like(expected, self._replay)
-        return expected
+        known.add(self._kind)
+        return self._replay()
+
+    def _begin(self, stop: int) -> Tensor:
+        """The first step, and its recording."""
+        known = self._kind in self._batch.model.replayed
+        expected = None if known else self._as_ever(stop)
+        if expected is None or self._like(expected, self._tried):
+            self._replay = self._recorded()
+        self.works = self._replay is not None
+        if expected is not None:
+            return expected
+        return self._as_ever(stop) if self._replay is None else self._replay()
 
     def leave(self, filled: int) -> None:
         """Hand the cache back with so many places filled."""
@@ -166,6 +179,8 @@ class FixedSteps:
     def _recorded(self) -> Callable[[], Tensor] | None:
         """The step as one replay; None where it cannot be recorded."""
         device = self._ids.device
+        if not self._ids.is_cuda:
+            return self._run
         if torch.cuda.memory_reserved(device) > _FULL * torch.cuda.mem_get_info(device)[1]:
             torch.cuda.empty_cache()  # while recording nothing is given back
         graph = torch.cuda.CUDAGraph()
@@ -183,7 +198,7 @@ class FixedSteps:
         except torch.OutOfMemoryError:
             self._batch.model.back_offs += 1
             return None
-        except RuntimeError:
+        except Exception:  # it waits for the GPU after all, or takes no such input
             self._batch.model.records = False  # and is not tried again
             return None
         finally:
