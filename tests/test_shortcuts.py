@@ -394,6 +394,10 @@ def test_kernels_of_our_own_keep_to_what_they_were_made_for(monkeypatch):
     assert not fused.can_swiglu(gate.T, gate.T)
     assert not fused.can_swiglu(gate, gate[:2])
     assert not fused.can_swiglu(gate[:0], gate[:0])
+    apart = torch.randn(4, 1, 12).split(6, -1)  # rows of one product
+    assert fused.can_swiglu(*apart)
+    assert not fused.can_swiglu(apart[0], *apart), "the way back wants all of it close"
+    assert not fused.can_swiglu(*torch.randn(4, 3, 12)[:, :2].split(6, -1)), "rows at odd places"
     x, table = torch.randn(2, 3, 5, 8), torch.randn(1, 1, 5, 8)
     assert fused.can_turn(x, table, table)
     assert not fused.can_turn(x.double(), table.double(), table.double())

@@ -168,13 +168,7 @@ class Texts:
         Without a tokenizer, the ids."""
         if self.tokenizer is None:
             return " ".join(map(str, ids))
-        before, text = (
-            self.tokenizer.decode(
-                each, skip_special_tokens=True, clean_up_tokenization_spaces=False
-            )
-            for each in (self._anchor, [*self._anchor, *ids])
-        )
-        return str(text).removeprefix(str(before))
+        return self._without_special([*self._anchor, *ids]).removeprefix(self._anchor_text)
 
     @property
     def special_tokens(self) -> dict[str, int]:
@@ -193,6 +187,16 @@ class Texts:
         """A token for others to follow: alone, some decoders drop the space a token begins with."""
         assert self.tokenizer is not None
         return list(self.tokenizer("a", add_special_tokens=False)["input_ids"])[-1:]
+
+    @cached_property
+    def _anchor_text(self) -> str:
+        return self._without_special(self._anchor)
+
+    def _without_special(self, ids: list[int]) -> str:
+        assert self.tokenizer is not None
+        return str(
+            self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        )
 
     def _decode(self, ids: list[int]) -> str:
         assert self.tokenizer is not None

@@ -9,6 +9,7 @@ built, or gives something else than torch (`trials.py`), nothing of this is used
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -29,12 +30,13 @@ MOST_PLACES = 32768  # whose mask a program looks at
 if triton is not None:
 
     @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-    def _swiglu(gate, up, out, size, block: tl.constexpr):  # type: ignore[no-untyped-def]
-        at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
-        there = at < size
-        g = tl.load(gate + at, mask=there).to(tl.float32)
-        u = tl.load(up + at, mask=there).to(tl.float32)
-        tl.store(out + at, g * tl.sigmoid(g) * u, mask=there)
+    def _swiglu(gate, up, out, width, gate_row, up_row, block: tl.constexpr):  # type: ignore[no-untyped-def]
+        row = tl.program_id(0).to(tl.int64)
+        at = tl.program_id(1) * block + tl.arange(0, block)
+        there = at < width
+        g = tl.load(gate + row * gate_row + at, mask=there).to(tl.float32)
+        u = tl.load(up + row * up_row + at, mask=there).to(tl.float32)
+        tl.store(out + row * width + at, g * tl.sigmoid(g) * u, mask=there)
 
     @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
     def _swiglu_back(slope, gate, up, to_gate, to_up, size, block: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -159,11 +161,19 @@ if triton is not None:
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) · up, both of one shape and contiguous."""
-    out = torch.empty_like(gate)
+    """silu(gate) · up, both of one shape, each row of numbers close together."""
+    width = gate.shape[-1]
+    rows = [_rows(each) for each in (gate, up)]
+    out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+    grid = len(rows[0]), triton.cdiv(width, _BLOCK)
     with _where(gate):
-        _swiglu[_grid(gate)](gate, up, out, gate.numel(), _BLOCK)
+        _swiglu[grid](*rows, out, width, *(each.stride(0) for each in rows), _BLOCK)
     return out
+
+
+def _rows(numbers: Tensor) -> Tensor:
+    """[row, number], where that needs no copy."""
+    return numbers.view(-1, numbers.shape[-1])
 
 
 def swiglu_back(slope: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
@@ -297,9 +307,20 @@ def can_turn(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
 
 
 def can_swiglu(*tensors: Tensor) -> bool:
-    """Whether `swiglu`, or with a slope `swiglu_back`, takes these."""
-    whole = all(each.is_contiguous() for each in tensors)
-    return _suit("swiglu", *tensors) and whole and len({each.shape for each in tensors}) == 1
+    """Whether `swiglu` takes gate and up, or `swiglu_back` slope, gate and up."""
+    fit = all(each.is_contiguous() for each in tensors)
+    if len(tensors) == 2:
+        fit = all(_has_rows(each) for each in tensors)
+    return fit and _suit("swiglu", *tensors) and len({each.shape for each in tensors}) == 1
+
+
+def _has_rows(numbers: Tensor) -> bool:
+    """Whether it is rows of numbers that lie close together, the rows evenly apart."""
+    if numbers.ndim < 2 or numbers.stride(-1) != 1:
+        return False
+    sizes, steps = numbers.shape[:-1], numbers.stride()[:-1]
+    wide = [(size, step) for size, step in zip(sizes, steps, strict=True) if size > 1]
+    return all(step == n * close for (_, step), (n, close) in pairwise(wide))
 
 
 def _suit(kernel: str, *tensors: Tensor, sizes: tuple[int, ...] = ()) -> bool:

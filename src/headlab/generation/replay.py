@@ -96,7 +96,7 @@ class FixedSteps:
         self.works = True
         writer = batch.writer
         gating = None if writer.is_plain else (writer.reference.kind, batch.boosts is None)
-        self._kind = rows, self.width, batch.room, gating
+        self._kind = rows, self.width, batch.room, gating, writer.joins
 
     def step(self, ids: Tensor, where: Tensor, stop: int) -> Tensor:
         """Logits [row, vocabulary] after each row's token; it is the one at place `stop` - 1."""

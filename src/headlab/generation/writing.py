@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -19,7 +20,8 @@ from headlab.generation.batch import Batch
 from headlab.generation.choosing import Choice
 from headlab.generation.ending import Ends, Written
 from headlab.generation.planning import Plan
-from headlab.generation.replay import can_replay
+from headlab.generation.products import has_room, joined_products
+from headlab.generation.replay import WORTH, can_replay
 from headlab.standins import gpu_kernels
 from headlab.texts import PerPrompt, Prompt
 
@@ -116,7 +118,7 @@ def generate(
         *model.placed(ids, position_ids, hidden),
         replay=replay,
     )
-    with torch.no_grad(), gpu_kernels(model), grouped_queries():
+    with torch.no_grad(), gpu_kernels(model), grouped_queries(), writer.joined():
         writer.run(rows_at_a_time)
     settings = {
         "positions": positions,
@@ -200,7 +202,9 @@ class Writer:
             replay and arm is None and can_replay(model)
         )  # until a step turns out otherwise
         self.replayed = False  # a replay has been seen to give what steps give
-        self._look = _LOOK if model.device.type == "cuda" else 1
+        on_gpu = model.device.type == "cuda"
+        self.joins = on_gpu and max_new_tokens >= WORTH and has_room(model)
+        self._look = _LOOK if on_gpu else 1
         inner = model.hf.get_base_model() if hasattr(model.hf, "get_base_model") else model.hf
         self.cuts_logits = "logits_to_keep" in inspect.signature(inner.forward).parameters
         self.position_ids, self.hidden = position_ids, hidden
@@ -236,6 +240,10 @@ class Writer:
             [self.written[mask, prompt] for prompt in range(len(self.prompts))]
             for mask in range(len(self.masks))
         ]
+
+    def joined(self) -> AbstractContextManager[None]:
+        """Fewer and wider products, where they are worth it."""
+        return joined_products(self.model.hf) if self.joins else nullcontext()
 
     def run(self, rows_at_a_time: int | None) -> None:
         plan = Plan(
