@@ -12,6 +12,7 @@ from pathlib import Path
 from growth import slope
 from matplotlib import pyplot as plt
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from race import ROWS
 
 from headlab.figures import BLUE, GREEN, GREY, ORANGE, PINK, STYLE
 
@@ -40,7 +41,8 @@ def main() -> None:
 def draw_ratios(axis: plt.Axes, race: dict) -> None:
     """How many times longer every other way takes; a library's second way is hollow."""
     named = set()
-    for place, row in enumerate(race.values()):
+    names = sorted(race, key=[*ROWS, *race].index)
+    for place, row in enumerate(race[name] for name in names):
         others = [each for each in row["ways"] if each["way"] != "headlab"]
         for number, each in enumerate(others):
             way = each["way"]
@@ -59,7 +61,7 @@ def draw_ratios(axis: plt.Axes, race: dict) -> None:
     axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.yaxis.set_major_formatter(_PLAIN)
     axis.yaxis.set_minor_formatter(NullFormatter())
-    axis.set_xticks(range(len(race)), [name.replace("-", "\n") for name in race])
+    axis.set_xticks(range(len(names)), [name.replace("-", "\n") for name in names])
     axis.set_ylabel("seconds of others, Headlab = 1")
     axis.legend(frameon=False, fontsize=7, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
 
