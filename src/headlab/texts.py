@@ -230,7 +230,7 @@ def _few(numbers: Tensor) -> str:
 
 
 def _require_utf8(text: str) -> None:
-    if any("\ud800" <= letter <= "\udfff" for letter in text):
+    if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
         raise HeadlabError(f"the prompt {text!r} is not valid UTF-8 text")
 
 

@@ -92,7 +92,7 @@ class Batch:
         with nullcontext() if shared else self.gating(), self._armed(tokens.positions, every):
             logits = self._pass(tokens.ids, tokens.keys, tokens.positions)
         if shared and len(self.masks) > 1:
-            self.cache.batch_select_indices(self.owners)
+            self.cache.batch_repeat_interleave(len(self.masks))
             logits = logits[self.owners]
         self._choose(logits)
 

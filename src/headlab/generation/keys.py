@@ -58,15 +58,24 @@ class RoomyLayer(DynamicLayer):  # type: ignore[misc]
             buffer[:, :, :filled] = kept
         self.show(filled)
 
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Every row so many times, beside each other."""
+        filled, rows = self.get_seq_length(), (self.keys, self.values)
+        self._buffers = [_zeros(each, self._room, repeats) for each in rows]
+        for buffer, kept in zip(self._buffers, rows, strict=True):
+            by_row = buffer.view(-1, repeats, *buffer.shape[1:])
+            by_row[:, :, :, :filled] = kept[:, None]
+        self.show(filled)
+
     def show(self, filled: int) -> None:
         """So many places are filled."""
         self.keys, self.values = (buffer[:, :, :filled] for buffer in self._buffers)
 
 
-def _zeros(like: Tensor, room: int) -> Tensor:
+def _zeros(like: Tensor, room: int, repeats: int = 1) -> Tensor:
     """Room; hidden places are multiplied by 0, which leftovers in memory might not bear."""
     rows, heads, _, width = like.shape
-    return like.new_zeros(rows, heads, room, width)
+    return like.new_zeros(repeats * rows, heads, room, width)
 
 
 def make_cache(model: Model, room: int) -> DynamicCache:
