@@ -13,6 +13,7 @@ from tiny import ARCHITECTURES, tiny, tiny_tokenizer
 
 import headlab.engine
 from headlab import Gates, HeadlabError, Model, mean_reference
+from headlab.batches import Batch
 from headlab.engine import measure
 from headlab.examples import Example
 from headlab.gradients import gate_gradients
@@ -310,6 +311,45 @@ def test_gradients_exist_on_every_architecture_and_leave_the_weights_alone(model
     assert (found.values - table.values).abs().max() < 1e-5
     assert all(weight.grad is None for weight in model.hf.parameters())
     assert all(weight.requires_grad for weight in model.hf.parameters()), "as they were"
+
+
+@pytest.mark.parametrize(
+    ("masks_in_a_pass", "rows"), [(1, [1] * 7), (3, [3, 2, 2]), (4, [4, 3]), (100, [7])]
+)
+def test_gradients_in_several_passes_are_those_of_one(llama, monkeypatch, masks_in_a_pass, rows):
+    masks = random_masks(7)
+    sizes: list[int] = []
+    plain = Model.logits_at
+
+    def counted(self, tokens, *places):
+        if torch.is_grad_enabled():
+            sizes.append(len(tokens.ids))
+        return plain(self, tokens, *places)
+
+    monkeypatch.setattr(Model, "logits_at", counted)
+    settings = "kl", "counterfactual"
+    tokens = len(llama.ids(EXAMPLES[1].prompt))
+    gate_gradients(llama, [EXAMPLES[1]], masks, *settings, budget=4 * masks_in_a_pass * tokens)
+    assert sizes == rows, "about as many in each"
+    done: list[int] = []
+    found = gate_gradients(
+        *(llama, EXAMPLES, masks, *settings),
+        budget=4 * masks_in_a_pass * tokens,
+        progress=done.append,
+    )
+    whole = gate_gradients(llama, EXAMPLES, masks, *settings)
+    assert torch.allclose(found.values, whole.values, atol=1e-6)
+    assert torch.allclose(found.gradient, whole.gradient, atol=1e-6)
+    assert sum(done) == 7 * len(EXAMPLES)
+
+
+def test_gradients_that_fail_leave_the_weights_as_they_were(llama, monkeypatch):
+    learning = [weight.requires_grad for weight in llama.hf.parameters()]
+    monkeypatch.setattr(Batch, "values", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        gate_gradients(llama, EXAMPLES, Gates.ones(llama))
+    assert [weight.requires_grad for weight in llama.hf.parameters()] == learning
+    assert any(learning)
 
 
 def test_gradients_that_do_not_exist_are_refused(llama):

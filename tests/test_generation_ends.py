@@ -131,12 +131,32 @@ def test_a_stop_string_may_be_of_many_bytes(monkeypatch):
     assert written.text == "ab" + wanted
 
 
-def test_numbers_that_are_none_are_not_written_as_text():
+@pytest.mark.parametrize("temperature", [None, 1.0])
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+def test_numbers_that_are_none_are_not_written_as_text(wrong, temperature):
     model = endless()
     with torch.no_grad():
-        model.hf.get_output_embeddings().weight[5, 0] = torch.nan
+        model.hf.get_output_embeddings().weight[5, 0] = wrong
     with pytest.raises(HeadlabError, match="NaN or infinity"):
-        generate(model, prompts(), max_new_tokens=3)
+        generate(model, prompts(), max_new_tokens=3, temperature=temperature)
+
+
+def test_a_number_that_was_none_once_is_remembered(monkeypatch):
+    """Also where nobody looks before the step after."""
+    model = endless()
+    looking(monkeypatch, 8)
+    passes = []
+    plain = batches.Batch._pass
+
+    def once(self, *given):
+        passes.append(1)
+        logits = plain(self, *given)
+        return logits * torch.nan if len(passes) == 3 else logits
+
+    monkeypatch.setattr(batches.Batch, "_pass", once)
+    with pytest.raises(HeadlabError, match="NaN or infinity"):
+        generate(model, prompts(), max_new_tokens=12)
+    assert len(passes) == 8, "seen at the first look"
 
 
 @pytest.mark.parametrize("look", [1, 3, 8, 100])
@@ -232,7 +252,9 @@ def test_a_row_ends_where_the_model_can_take_no_more(monkeypatch, look):
         generate(model, random_ids(1, room)[0])
 
 
-def test_progress_counts_every_token_that_need_not_be_waited_for():
+@pytest.mark.parametrize("look", [1, 4])
+def test_progress_counts_every_token_that_need_not_be_waited_for(look, monkeypatch):
+    looking(monkeypatch, look)
     model = endless()
     model.hf.generation_config.eos_token_id = ids_of(generate(model, prompts()))[0][1][2]
     seen: list[int] = []

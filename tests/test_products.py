@@ -67,45 +67,99 @@ def layer(bias: bool = True) -> nn.Module:
     return found.requires_grad_(False)
 
 
+NAMES = ("q_proj", "k_proj", "v_proj")
+
+
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_part_that_is_given_something_else_is_asked_itself(bias, calls):
-    own = layer(bias)
+@pytest.mark.parametrize("order", [NAMES, NAMES[::-1], (NAMES[1], NAMES[0], NAMES[2])])
+def test_parts_may_be_asked_in_any_order(order, bias, calls):
+    own, x = layer(bias), torch.randn(3, 6)
+    expected = {name: own.get_submodule(name)(x) for name in NAMES}
+    with joined_products(own):
+        for _ in range(2):
+            for name in order:
+                found = own.get_submodule(name)(x)
+                assert torch.allclose(found, expected[name], atol=1e-6)
+    assert calls == [16, 16]
+
+
+@pytest.mark.parametrize("how", ["another", "copied", "changed", "again", "named"])
+def test_a_part_that_is_given_something_else_is_asked_itself(how, calls):
+    own = layer()
     expected = copy.deepcopy(own)
     x, other = torch.randn(2, 3, 6)
     with joined_products(own):
-        for given in ([x, x, x], [x, other, x], [x, x.clone(), x.clone()], [other, other, x]):
-            for name, each in zip(("q_proj", "k_proj", "v_proj"), given, strict=True):
-                right = expected.get_submodule(name)(each)
-                assert torch.allclose(own.get_submodule(name)(each), right, atol=1e-6)
         own.q_proj(x)
-        x += 1
-        assert torch.allclose(own.k_proj(x), expected.k_proj(x), atol=1e-6), "x is another now"
-        own.v_proj(x)
-        with torch.inference_mode():
-            given = torch.randn(3, 6)
-            assert torch.allclose(own.q_proj(given), expected.q_proj(given), atol=1e-6)
-    assert calls == [16] * 5
+        if how == "changed":
+            x += 1
+        given = {"another": other, "copied": x.clone()}.get(how, x)
+        if how == "again":
+            assert torch.allclose(own.q_proj(x), expected.q_proj(x), atol=1e-6)
+        found = own.k_proj(input=given) if how == "named" else own.k_proj(given)
+        assert torch.allclose(found, expected.k_proj(given), atol=1e-6)
+        assert torch.allclose(own.v_proj(x), expected.v_proj(x), atol=1e-6)
+        own.q_proj(x), own.k_proj(x), own.v_proj(x)
+    assert len(calls) == 1, "and from then on all are"
 
 
-def test_nothing_is_kept_once_all_parts_have_theirs():
-    joined = products.Joined([*layer().children()])
-    forwards = [joined.standing_for(number, lambda x: x) for number in range(3)]
+def test_tensors_without_versions_are_left_to_the_parts(calls):
+    own = layer()
+    with joined_products(own), torch.inference_mode():
+        own.q_proj(torch.randn(3, 6))
+    assert not calls
+
+
+def test_nothing_is_kept_longer_than_to_the_next_product():
+    slot = products._Slot()
+    first, second = (products.Joined([*layer().children()], slot) for _ in range(2))
     x = torch.randn(3, 6)
-    for forward in forwards:
-        forward(x)
-    assert joined._given is None
-    assert joined._found == ()
+
+    def ask(joined, number):
+        return joined.standing_for(number, lambda x: x)(x)
+
+    for number in range(3):
+        ask(first, number)
+    assert slot.given is None
+    assert not slot.parts
+    ask(first, 0)
+    ask(second, 0)
+    assert slot.owner is second
+    ask(first, 0)
+    assert slot.owner is None, "of both a part was not asked"
+
+
+def test_a_product_that_fails_leaves_no_answer_to_another(monkeypatch):
+    slot = products._Slot()
+    joined = products.Joined([*layer().children()], slot)
+    a, b = torch.randn(2, 3, 6)
+    joined.standing_for(0, lambda x: x)(a)
+
+    def full(*_):
+        raise torch.OutOfMemoryError("none left")
+
+    monkeypatch.setattr(products, "linear", full)
+    joined._apart = False
+    with pytest.raises(torch.OutOfMemoryError):
+        products.Joined([*layer().children()], slot).standing_for(0, lambda x: x)(b)
+    assert slot.given is None
 
 
 def test_what_is_no_plain_map_is_left_alone():
     assert len(find_kin(layer())) == 1
-    hooked, changed, mixed, half, wide = (layer() for _ in range(5))
+    hooked, watched, changed, mixed, half, wide, quantised = (layer() for _ in range(7))
     hooked.k_proj.register_forward_hook(lambda *_: None)
+    watched.k_proj.register_forward_pre_hook(lambda *_: None)
     changed.v_proj.forward = lambda x: x
     mixed.k_proj = nn.Linear(6, 4, bias=False)
     half.k_proj.half()
     wide.v_proj = nn.Linear(7, 4)
-    for each in (hooked, changed, mixed, half, wide):
+
+    class Quantised(nn.Parameter):
+        pass
+
+    quantised.q_proj.weight = Quantised(torch.randn(8, 6))
+    away = layer().to("meta")
+    for each in (hooked, watched, changed, mixed, half, wide, quantised, away):
         assert find_kin(each) == []
 
     class Adapted(nn.Linear):
@@ -116,12 +170,23 @@ def test_what_is_no_plain_map_is_left_alone():
     assert find_kin(adapted) == []
 
 
-def test_copies_are_made_where_there_is_room(monkeypatch):
+def test_without_room_for_copies_products_stay_apart(monkeypatch, calls):
+    def full(*_):
+        raise torch.OutOfMemoryError("none left")
+
+    own, x = layer(), torch.randn(3, 6)
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "cat", full)
+        with joined_products(own):
+            own.q_proj(x)
+    assert not calls
+
+
+@pytest.mark.parametrize(("beside", "joins"), [(8 * 16 * 6 * 4, False), (8 * 16 * 6 * 4 + 1, True)])
+def test_products_are_joined_where_a_gpu_has_room(beside, joins, monkeypatch):
+    """Of the memory there is beside the weights."""
     network = layer(bias=False)
-    wanted = 16 * 6 * 4
+    total = SimpleNamespace(total_memory=16 * 6 * 4 + beside)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: total)
     model = SimpleNamespace(hf=network, device=torch.device("cuda"))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 300)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 200)
-    for free, fits in ((8 * wanted - 100, False), (8 * wanted - 99, True)):
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, free=free: (free, 10**9))
-        assert products.has_room(model) == fits
+    assert products.is_worth_joining(model) == joins

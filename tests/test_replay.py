@@ -10,7 +10,7 @@ import torch
 from tiny import random_ids
 from writing import HEADS, NEW, each_architecture, endless, ids_of, looking, made, prompts
 
-from headlab import Gates
+from headlab import Gates, mean_reference
 from headlab.generation import batch, generate, replay
 from headlab.generation.replay import FixedSteps
 
@@ -27,7 +27,7 @@ def fixed(monkeypatch) -> list[int]:
         return step(self, ids, where, stop)
 
     monkeypatch.setattr(FixedSteps, "step", counted)
-    monkeypatch.setattr(replay, "_on_one_gpu", lambda model: True)
+    monkeypatch.setattr(replay, "is_on_one_gpu", lambda model: True)
     monkeypatch.setattr(batch, "WORTH", 1)
     monkeypatch.setattr(replay, "_PLACES", 4)  # so that attention grows on the way
     return places
@@ -114,6 +114,7 @@ def test_steps_that_turn_out_not_to_replay_go_on_as_ever(good, how, fixed, monke
     assert ids_of(found) == expected
     assert len(fixed) == good, "and never again"
     assert model.back_offs == (how == "memory")
+    assert not model.replayed, "nothing was seen to be right"
 
 
 def test_what_steps_of_a_shape_have_shown_is_not_asked_again(fixed, monkeypatch):
@@ -130,7 +131,8 @@ def test_what_steps_of_a_shape_have_shown_is_not_asked_again(fixed, monkeypatch)
 
     def asked(rows=slice(None), **options) -> list[list[list[int]]]:
         as_ever.clear()
-        return ids_of(generate(model, prompts()[rows], masks(model), max_new_tokens=NEW, **options))
+        options = {"max_new_tokens": NEW, **options}
+        return ids_of(generate(model, prompts()[rows], masks(model), **options))
 
     first = asked()
     assert len(as_ever) == 2, "the step and the first replay"
@@ -139,12 +141,23 @@ def test_what_steps_of_a_shape_have_shown_is_not_asked_again(fixed, monkeypatch)
     assert first == asked(replay=False)
     asked(slice(2))
     assert len(as_ever) == 2, "fewer rows are another shape"
+    mean = mean_reference(model, prompts())
     boost = torch.ones(model.n_layers, model.n_heads, model.head_width)
-    asked(boost=boost)
-    assert len(as_ever) == 2, "and a boost other steps"
+    for other in ({"boost": boost}, {"reference": mean}, {"max_new_tokens": NEW + 1}):
+        asked(**other)
+        assert len(as_ever) == 2, "and so are other steps"
+    as_ever.clear()
+    generate(model, [row for row in prompts() for _ in range(3)], max_new_tokens=NEW)
+    assert len(as_ever) == 2, "also without gates"
     monkeypatch.setattr(FixedSteps, "_recorded", lambda self: None)
-    assert asked() == first, "as ever, where it cannot be recorded this time"
+    assert asked() == first, "also where it cannot be recorded this time"
+    assert not as_ever
+    monkeypatch.setattr(FixedSteps, "_tried", lambda self: 1 / 0)
+    assert asked() == first, "or not even be taken"
     assert len(as_ever) == 1
+    model.hf.double()
+    asked()
+    assert len(as_ever) == 1, "and of wider numbers nothing is known"
 
 
 def test_batches_that_are_done_leave_nothing_behind(fixed, monkeypatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -81,6 +81,26 @@ class Readings:
             None if self.hits is None else move(self.hits),
             None if self.kl is None else move(self.kl),
         )
+
+
+Load = TypeVar("Load", Tensor, Readings)
+
+
+class Flight(Generic[Load]):
+    """What a pass gives, on its way to the CPU: on a GPU nobody has waited for it yet."""
+
+    def __init__(self, load: Load, device: torch.device):
+        self._device = device
+        self._load: Load = load.to("cpu", non_blocking=True)
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                self._copied.record()
+
+    def land(self) -> Load:
+        if self._device.type == "cuda":
+            self._copied.synchronize()
+        return self._load
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from headlab.batches import Batch, Readings, chunks, encode_all
+from headlab.batches import Batch, Flight, Readings, chunks, encode_all
 from headlab.errors import HeadlabError
 from headlab.examples import Example
 from headlab.gates import AXES, ZERO, Gates, Reference
@@ -181,7 +181,8 @@ class _Sweep:
         compared = clean.logits.log_softmax(-1, dtype=wide) if self.measure.needs_kl else None
         readings = batch.read(clean.logits[None], compared, self.measure)
         self.clean[indices] = batch.values(readings.to("cpu"), self.measure)[0].to(wide)
-        launched: _Launched | None = None  # it runs while the next pass is prepared
+        # A pass that runs while the next one is prepared: its masks, and what it reads.
+        launched: tuple[range, Flight[Readings]] | None = None
         whole = self.firsts.count(_NOWHERE)  # nothing is gated: the clean pass is the answer
         if whole:
             self._put(range(whole), indices, self.clean[indices].expand(whole, -1))
@@ -191,19 +192,20 @@ class _Sweep:
             try:
                 gates = self._gates_of(part, indices, batch)
                 logits = self._pass(batch, gates, part, clean, reference)
-                following = _Launched(part, batch.read(logits, compared, self.measure))
-                del logits  # the next pass needs the room
+                readings = batch.read(logits, compared, self.measure)
+                following = part, Flight(readings, logits.device)
+                del logits, readings  # the next pass needs the room
             except torch.OutOfMemoryError:
                 if len(part) == 1:
                     raise
                 self._back_off()
                 continue
             if launched is not None:
-                self._put(launched.masks, indices, batch.values(launched.land(), self.measure))
+                self._put(launched[0], indices, batch.values(launched[1].land(), self.measure))
             launched = following
             masks = masks[len(part) :]
         if launched is not None:
-            self._put(launched.masks, indices, batch.values(launched.land(), self.measure))
+            self._put(launched[0], indices, batch.values(launched[1].land(), self.measure))
 
     def _part(self, masks: range, batch: Batch) -> range:
         """As many of the masks as fit into a pass, of one start where others may not join."""
@@ -250,25 +252,6 @@ class _Sweep:
         self.values[where] = values.to(self.values.dtype)
         if self._progress is not None:
             self._progress(fresh)
-
-
-class _Launched:
-    """A pass on its way: on a GPU nobody has waited for it yet."""
-
-    def __init__(self, masks: range, readings: Readings):
-        self.masks = masks
-        self._device = readings.log_probs.device
-        self._readings = readings.to("cpu", non_blocking=True)
-        if self._device.type == "cuda":
-            with torch.cuda.device(self._device):
-                self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                self._copied.record()
-
-    def land(self) -> Readings:
-        """What it read, on the CPU."""
-        if self._device.type == "cuda":
-            self._copied.synchronize()
-        return self._readings
 
 
 def find_budget(model: Model) -> int:

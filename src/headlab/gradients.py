@@ -12,7 +12,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from headlab.batches import Batch, chunks, encode_all
+from headlab.batches import Batch, Flight, chunks, encode_all
 from headlab.engine import Progress, ReferenceLike, find_budget, fixed_reference, require_lengths
 from headlab.errors import HeadlabError
 from headlab.examples import Example
@@ -76,11 +76,11 @@ def gate_gradients(
     values = torch.full((n_masks, n), torch.nan, dtype=wide)
     gradient = torch.full((n_masks, n, model.n_layers, model.n_heads), torch.nan, dtype=wide)
 
-    def put(masks: Tensor, indices: list[int], found: Tensor, slope: Tensor) -> None:
+    def put(masks: Tensor, indices: list[int], *flights: Flight[Tensor]) -> None:
         where = masks[:, None], torch.tensor(indices)[None]
-        values[where], gradient[where] = found.cpu(), slope.cpu()
+        values[where], gradient[where] = (each.land() for each in flights)
         if progress is not None:
-            progress(found.numel())
+            progress(len(masks) * len(indices))
 
     with _frozen(model), gpu_kernels(model):
         tokens = (budget or find_budget(model)) // _GRAPH  # in a pass
@@ -89,14 +89,14 @@ def gate_gradients(
             stand_in = batch.reference() if shared is None else shared
             clean = _clean_log_probs(model, batch, wide) if measure.needs_kl else None
             passes = -(-n_masks // max(1, tokens // batch.tokens.ids.numel()))
-            launched: tuple[Any, ...] = ()  # what the pass before gives, once it has run
+            launched: tuple[Any, ...] = ()  # the pass before, read once the next is on its way
             for masks in torch.arange(n_masks).tensor_split(passes):  # all about as large
-                at = gates.values[masks, :, :, :, 0].to(wide).expand(-1, n, -1, -1)[:, indices]
-                at = at.detach().clone().requires_grad_()  # [mask, example, layer, head]
+                at = gates.values[masks, :, :, :, 0].detach().to(wide)
+                at = at.expand(-1, n, -1, -1)[:, indices]  # [mask, example, layer, head]
                 found, slope = _slopes(model, batch, at, stand_in, clean, measure)
-                if launched:  # read while this one runs
+                if launched:  # it has run by now
                     put(*launched)
-                launched = masks, indices, found, slope
+                launched = masks, indices, *(Flight(each, each.device) for each in (found, slope))
             put(*launched)
     return Gradients(values, gradient, measure, list(examples))
 
@@ -110,13 +110,16 @@ def _slopes(
     measure: Measure,
 ) -> tuple[Tensor, Tensor]:
     """The measure [mask, example] with gates `at` [mask, example, layer, head], and its slope."""
-    rows = at[:, batch.owners, :, :, None]
-    with model.gated(Gates(rows, " ".join(AXES)), reference), torch.enable_grad():
+    there = Gates(at[:, batch.owners, :, :, None], " ".join(AXES)).to(model.device)
+    by_row = there.values.requires_grad_()  # [mask, row, layer, head, 1]
+    with model.gated(there, reference), torch.enable_grad():
         logits = model.logits_at(*batch.repeated(len(at)))
         logits = logits.view(len(at), len(batch.positions), -1)
         found = batch.values(batch.read(logits, clean, measure), measure)
-        (slope,) = torch.autograd.grad(found.sum(), at)
-    return found.detach(), slope
+        (slope,) = torch.autograd.grad(found.sum(), by_row)
+    owners = torch.tensor(batch.owners, device=model.device)
+    whole = torch.zeros(at.shape, dtype=slope.dtype, device=model.device)
+    return found.detach(), whole.index_add_(1, owners, slope[..., 0])
 
 
 def _clean_log_probs(model: Model, batch: Batch, wide: torch.dtype) -> Tensor:

@@ -169,7 +169,7 @@ class Batch:
 
     def _choose(self, logits: Tensor) -> None:
         """The next token of each row, looked at later: until then nobody waits for a GPU. Where a
-        row has NaN or infinity, its highest logit is that, and the likeliest token's."""
+        row has NaN, infinity or nothing but -infinity, so has its highest logit."""
         choice = self.writer.choice
         self.following = choice.choose(logits, self.numbers[:, self.done + len(self.fresh)])
         self.fresh.append(self.following)

@@ -37,7 +37,7 @@ def can_replay(model: Model) -> bool:
     the masks it is given."""
     inner = model.hf.get_base_model() if hasattr(model.hf, "get_base_model") else model.hf
     return (
-        _on_one_gpu(model)
+        is_on_one_gpu(model)
         and model.takes_positions
         and inner.config._attn_implementation == "sdpa"
         and getattr(inner, "_supports_attention_backend", False)
@@ -68,7 +68,7 @@ def _has_own_attention(model: Model) -> bool:
     return fused.works("attend", model.device, model.dtype, group, model.head_width)
 
 
-def _on_one_gpu(model: Model) -> bool:
+def is_on_one_gpu(model: Model) -> bool:
     devices = set(getattr(model.hf, "hf_device_map", {}).values())
     return model.device.type == "cuda" and len(devices) < 2
 
@@ -78,7 +78,7 @@ class FixedSteps:
 
     The first step runs as ever, and once more with fixed shapes: only where both agree is it
     recorded. A call's first replay is compared in the same way. What a model's steps of some shape
-    have shown once is not asked again.
+    have shown once is not compared again.
     """
 
     def __init__(self, batch: Batch, stop: int):
@@ -96,7 +96,7 @@ class FixedSteps:
         self.works = True
         writer = batch.writer
         gating = None if writer.is_plain else (writer.reference.kind, batch.boosts is None)
-        self._kind = rows, self.width, batch.room, gating, writer.joins
+        self._kind = rows, self.width, batch.room, gating, writer.joins, batch.model.dtype
 
     def step(self, ids: Tensor, where: Tensor, stop: int) -> Tensor:
         """Logits [row, vocabulary] after each row's token; it is the one at place `stop` - 1."""
@@ -107,23 +107,25 @@ class FixedSteps:
         if self._replay is None:
             return self._begin(stop)
         writer, known = self._batch.writer, self._batch.model.replayed
-        if not writer.replayed and self._kind not in known:
-            expected = self._as_ever(stop)
-            self.works = writer.replayed = self._like(expected, self._replay)
-            return expected
-        known.add(self._kind)
-        return self._replay()
+        if writer.replayed or self._kind in known:
+            return self._replay()
+        expected = self._as_ever(stop)
+        self.works = writer.replayed = self._like(expected, self._replay)
+        if self.works:
+            known.add(self._kind)
+        return expected
 
     def _begin(self, stop: int) -> Tensor:
         """The first step, and its recording."""
         known = self._kind in self._batch.model.replayed
-        expected = None if known else self._as_ever(stop)
-        if expected is None or self._like(expected, self._tried):
+        logits = self._attempt(self._tried) if known else self._as_ever(stop)
+        if logits is None:
+            self.works = False
+            return self._as_ever(stop)
+        if known or self._like(logits, self._tried):
             self._replay = self._recorded()
         self.works = self._replay is not None
-        if expected is not None:
-            return expected
-        return self._as_ever(stop) if self._replay is None else self._replay()
+        return logits
 
     def leave(self, filled: int) -> None:
         """Hand the cache back with so many places filled."""
@@ -165,16 +167,22 @@ class FixedSteps:
         finally:
             torch.cuda.set_sync_debug_mode(before)
 
-    def _like(self, expected: Tensor, step: Callable[[], Tensor]) -> bool:
+    def _attempt(self, step: Callable[[], Tensor]) -> Tensor | None:
         try:
-            difference = (step() - expected).abs().max()
+            return step()
         except torch.OutOfMemoryError:
             self._batch.model.back_offs += 1
-            return False
+            return None
         except Exception:  # it waits for the GPU, takes no such mask, or has a kernel that fails
+            return None
+
+    def _like(self, expected: Tensor, step: Callable[[], Tensor]) -> bool:
+        found = self._attempt(step)
+        if found is None:
             return False
+        difference = self._attempt(lambda: (found - expected).abs().max())
         allowed = TOLERANCE.get(expected.dtype, 5e-2) * max(1.0, float(expected.abs().max()))
-        return bool(difference <= allowed)
+        return difference is not None and bool(difference <= allowed)
 
     def _recorded(self) -> Callable[[], Tensor] | None:
         """The step as one replay; None where it cannot be recorded."""

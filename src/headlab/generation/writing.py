@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from headlab.activations import Arm, find_activation
+from headlab.engine import find_budget
 from headlab.errors import HeadlabError
 from headlab.gates import ZERO, Gates, Reference
 from headlab.generation.attention import grouped_queries
@@ -20,8 +21,8 @@ from headlab.generation.batch import Batch
 from headlab.generation.choosing import Choice
 from headlab.generation.ending import Ends, Written
 from headlab.generation.planning import Plan
-from headlab.generation.products import has_room, joined_products
-from headlab.generation.replay import WORTH, can_replay
+from headlab.generation.products import is_worth_joining, joined_products
+from headlab.generation.replay import can_replay, is_on_one_gpu
 from headlab.standins import gpu_kernels
 from headlab.texts import PerPrompt, Prompt
 
@@ -202,9 +203,10 @@ class Writer:
             replay and arm is None and can_replay(model)
         )  # until a step turns out otherwise
         self.replayed = False  # a replay has been seen to give what steps give
-        on_gpu = model.device.type == "cuda"
-        self.joins = on_gpu and max_new_tokens >= WORTH and has_room(model)
-        self._look = _LOOK if on_gpu else 1
+        self.joins = is_on_one_gpu(model) and is_worth_joining(model)
+        if self.joins:
+            find_budget(model)  # of a model without copies: it stays as it is found
+        self._look = _LOOK if model.device.type == "cuda" else 1
         inner = model.hf.get_base_model() if hasattr(model.hf, "get_base_model") else model.hf
         self.cuts_logits = "logits_to_keep" in inspect.signature(inner.forward).parameters
         self.position_ids, self.hidden = position_ids, hidden
