@@ -54,7 +54,7 @@ def test_text_is_the_same_with_joined_products(calls, monkeypatch):
     masks = Gates.stack([Gates.ones(model), Gates.ablate(model, HEADS)])
     plain = ids_of(generate(model, prompts(), masks, max_new_tokens=NEW))
     assert not calls, "on a CPU they gain nothing"
-    monkeypatch.setattr(writing.Writer, "joined", lambda self: joined_products(self.model.hf))
+    monkeypatch.setattr(writing.Writer, "_joined", lambda self: joined_products(self.model.hf))
     assert ids_of(generate(model, prompts(), masks, max_new_tokens=NEW)) == plain
     assert calls
 

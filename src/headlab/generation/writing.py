@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from headlab.activations import Arm, find_activation
-from headlab.engine import find_budget
 from headlab.errors import HeadlabError
 from headlab.gates import ZERO, Gates, Reference
 from headlab.generation.attention import grouped_queries
@@ -119,7 +118,7 @@ def generate(
         *model.placed(ids, position_ids, hidden),
         replay=replay,
     )
-    with torch.no_grad(), gpu_kernels(model), grouped_queries(), writer.joined():
+    with torch.no_grad(), gpu_kernels(model), grouped_queries():
         writer.run(rows_at_a_time)
     settings = {
         "positions": positions,
@@ -204,8 +203,6 @@ class Writer:
         )  # until a step turns out otherwise
         self.replayed = False  # a replay has been seen to give what steps give
         self.joins = is_on_one_gpu(model) and is_worth_joining(model)
-        if self.joins:
-            find_budget(model)  # of a model without copies: it stays as it is found
         self._look = _LOOK if model.device.type == "cuda" else 1
         inner = model.hf.get_base_model() if hasattr(model.hf, "get_base_model") else model.hf
         self.cuts_logits = "logits_to_keep" in inspect.signature(inner.forward).parameters
@@ -243,7 +240,7 @@ class Writer:
             for mask in range(len(self.masks))
         ]
 
-    def joined(self) -> AbstractContextManager[None]:
+    def _joined(self) -> AbstractContextManager[None]:
         """Fewer and wider products, where they are worth it."""
         return joined_products(self.model.hf) if self.joins else nullcontext()
 
@@ -257,8 +254,9 @@ class Writer:
             rows_at_a_time=rows_at_a_time,
         )
         lengths = [len(prompt) for prompt in self.prompts]
-        for prompts, masks in plan.batches(lengths, len(self.masks)):
-            self._run_batch(plan, prompts, masks)
+        with self._joined():
+            for prompts, masks in plan.batches(lengths, len(self.masks)):
+                self._run_batch(plan, prompts, masks)
 
     def _run_batch(self, plan: Plan, prompts: list[int], masks: list[int]) -> None:
         """All of these masks on all of these prompts; in halves where memory runs out, or did."""
