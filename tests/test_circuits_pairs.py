@@ -419,7 +419,11 @@ def test_levels_of_a_training_that_is_not_over_are_pairs_too(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "unclear"), [(0.5, 2.0, True), (1.2, 2.0, False), (0.2, 0.8, False)]
+    ("low", "high", "unclear"),
+    [
+        *((0.5, 2.0, True), (0.5, 1.0, True), (1.0, 2.0, True)),
+        *((1.2, 2.0, False), (0.2, 0.8, False), (1.0, 1.0, False)),
+    ],
 )
 def test_a_multiplier_whose_interval_has_one_tells_nothing(low, high, unclear):
     found = Multiplier("ioi", "patch", "a", "b", 1.5, low, high)

@@ -61,10 +61,12 @@
   }
 
   function range(lines) {
-    // Shared by all panels. A few wild values may leave the picture; most of the curves may not.
-    const values = lines.flatMap(({ curve }) => [...curve.explained, ...curve.low, ...curve.high, ...(curve.random?.mean || []), ...(curve.matched?.mean || [])]).filter(known);
-    const low = Math.max(-1, Math.min(0, ...values)), high = Math.min(2, Math.max(1.05, ...values));
-    return { min: low < 0 ? low - .03 : -.03, max: high + .04, cut: values.some(value => value < -1 || value > 2) };
+    // Shared by all panels. Every curve has room; a band that is wider, of few prompts, is cut off.
+    const curves = lines.flatMap(({ curve }) => [...curve.explained, ...(curve.random?.mean || []), ...(curve.matched?.mean || [])]).filter(known);
+    const bands = lines.flatMap(({ curve }) => [...curve.low, ...curve.high]).filter(known);
+    const low = Math.min(0, ...curves), high = Math.max(1, ...curves), room = .5 * (high - low);
+    const min = Math.max(low - room, Math.min(low, ...bands)) - .03, max = Math.min(high + room, Math.max(high + .05, ...bands)) + .04;
+    return { min, max, cut: bands.some(value => value < min || value > max) };
   }
 
   function drawCurves() {
@@ -84,7 +86,7 @@
       samples.length > 0 && samples.length < 4 && `${samples.join("; ")}.`,
       "Band: 95 % bootstrap over prompts.",
       counts.length > 0 && `Grey: ${counts.join(" or ")} random order${counts.join() === "1" ? "" : "s"}, mean and 95 % of the orders.`,
-      y.cut && "Values beyond \u22121 or 2 leave the picture.",
+      y.cut && "Bands that are wider leave the picture.",
     ].filter(Boolean).join(" ");
   }
 

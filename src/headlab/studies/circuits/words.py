@@ -57,7 +57,7 @@ def _needed(line: Line, level: float) -> str:
 def _ratio(found: Multiplier, level: float, n: int) -> str:
     if found.value is None or found.low is None or found.high is None:
         return f"no multiplier, {found.reason}"
-    unclear = found.low < 1 < found.high
+    unclear = found.low <= 1 <= found.high and found.low < found.high
     return (
         f"{found.value:.2f}x as many heads (95 % interval {found.low:.2f} to {found.high:.2f}) for "
         f"{in_percent(level)} % of the effect"
