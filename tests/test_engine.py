@@ -9,11 +9,11 @@ import warnings
 
 import pytest
 import torch
+from measuring import EXAMPLES, random_masks, references
 from tiny import ARCHITECTURES, tiny, tiny_tokenizer
 
 import headlab.engine
 from headlab import Gates, HeadlabError, Model, mean_reference
-from headlab.batches import Batch
 from headlab.engine import measure
 from headlab.examples import Example
 from headlab.gradients import gate_gradients
@@ -21,11 +21,6 @@ from headlab.measures import MEASURES
 from headlab.noise import noise_floor
 from headlab.proofs import check
 
-EXAMPLES = [
-    Example("the cat", " sat", "the apple", wrong=(" on", " the"), id="short"),
-    Example("the cat gave john the", " apple", "the mat gave mary the", wrong=(" mat",), id="long"),
-    Example("the mat, the", " cat sat on", "the cat, the", wrong=(" mat", " apple the"), id="many"),
-]
 each_architecture = pytest.mark.parametrize("name", ARCHITECTURES)
 
 
@@ -41,25 +36,6 @@ def llama() -> Model:
     made = Model(tiny("llama-wide"), tiny_tokenizer(), name="llama-wide")
     check(made)
     return made
-
-
-def random_masks(n: int, seed: int = 0) -> torch.Tensor:
-    """Values 0, 1 and between; some masks begin high up, one is all ones."""
-    generator = torch.Generator().manual_seed(seed)
-    values = torch.rand(n, 3, 4, generator=generator)
-    values = torch.where(values < 0.3, 0.0, torch.where(values > 0.6, 1.0, values))
-    values[0] = 1
-    values[1, :2] = 1
-    values[2, 0] = 1
-    return values
-
-
-def references(model: Model) -> dict:
-    return {
-        "zero": "zero",
-        "mean": mean_reference(model, ["the cat sat on the mat", "the apple"]),
-        "counterfactual": "counterfactual",
-    }
 
 
 def one_plain_pass(model, example, values, reference):
@@ -279,84 +255,6 @@ def test_an_example_that_never_fits_is_named(llama, monkeypatch):
     monkeypatch.setattr(Model, "logits_at", full)
     with pytest.raises(HeadlabError, match="example 'short' does not fit into memory, even alone"):
         measure(llama, EXAMPLES, random_masks(4))
-
-
-@pytest.mark.parametrize("name", [name for name, each in MEASURES.items() if each.differentiable])
-@pytest.mark.parametrize("kind", ["zero", "mean", "counterfactual"])
-def test_gradients_equal_finite_differences(name, kind):
-    model = Model(tiny("gpt2", torch.float64), tiny_tokenizer())  # stays in float64 throughout
-    check(model)
-    reference = references(model)[kind]
-    generator = torch.Generator().manual_seed(8)
-    masks = torch.rand(2, 3, 4, generator=generator, dtype=torch.float64) * 0.8 + 0.1
-    found = gate_gradients(model, EXAMPLES, masks, name, reference)
-    assert found.gradient.shape == (2, 3, 3, 4)
-    step = 1e-5
-    for mask, layer, head in ((0, 0, 1), (1, 2, 3), (1, 1, 0)):
-        sides = []
-        for sign in (1, -1):
-            nudged = masks.clone()
-            nudged[mask, layer, head] += sign * step
-            sides.append(gate_gradients(model, EXAMPLES, nudged, name, reference).values[mask])
-        slope = (sides[0] - sides[1]) / (2 * step)
-        assert (slope - found.gradient[mask, :, layer, head]).abs().max() < 1e-6
-
-
-@each_architecture
-def test_gradients_exist_on_every_architecture_and_leave_the_weights_alone(model):
-    found = gate_gradients(model, EXAMPLES, Gates.ones(model), "logit-diff", "counterfactual")
-    assert found.gradient.isfinite().all()
-    assert (found.gradient != 0).all()
-    table = measure(model, EXAMPLES, Gates.ones(model), "logit-diff", "counterfactual")
-    assert (found.values - table.values).abs().max() < 1e-5
-    assert all(weight.grad is None for weight in model.hf.parameters())
-    assert all(weight.requires_grad for weight in model.hf.parameters()), "as they were"
-
-
-@pytest.mark.parametrize(
-    ("masks_in_a_pass", "rows"), [(1, [1] * 7), (3, [3, 2, 2]), (4, [4, 3]), (100, [7])]
-)
-def test_gradients_in_several_passes_are_those_of_one(llama, monkeypatch, masks_in_a_pass, rows):
-    masks = random_masks(7)
-    sizes: list[int] = []
-    plain = Model.logits_at
-
-    def counted(self, tokens, *places):
-        if torch.is_grad_enabled():
-            sizes.append(len(tokens.ids))
-        return plain(self, tokens, *places)
-
-    monkeypatch.setattr(Model, "logits_at", counted)
-    settings = "kl", "counterfactual"
-    tokens = len(llama.ids(EXAMPLES[1].prompt))
-    gate_gradients(llama, [EXAMPLES[1]], masks, *settings, budget=4 * masks_in_a_pass * tokens)
-    assert sizes == rows, "about as many in each"
-    done: list[int] = []
-    found = gate_gradients(
-        *(llama, EXAMPLES, masks, *settings),
-        budget=4 * masks_in_a_pass * tokens,
-        progress=done.append,
-    )
-    whole = gate_gradients(llama, EXAMPLES, masks, *settings)
-    assert torch.allclose(found.values, whole.values, atol=1e-6)
-    assert torch.allclose(found.gradient, whole.gradient, atol=1e-6)
-    assert sum(done) == 7 * len(EXAMPLES)
-
-
-def test_gradients_that_fail_leave_the_weights_as_they_were(llama, monkeypatch):
-    learning = [weight.requires_grad for weight in llama.hf.parameters()]
-    monkeypatch.setattr(Batch, "values", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        gate_gradients(llama, EXAMPLES, Gates.ones(llama))
-    assert [weight.requires_grad for weight in llama.hf.parameters()] == learning
-    assert any(learning)
-
-
-def test_gradients_that_do_not_exist_are_refused(llama):
-    with pytest.raises(HeadlabError, match="choice-accuracy is a step function"):
-        gate_gradients(llama, EXAMPLES, torch.ones(3, 4), "choice-accuracy")
-    with pytest.raises(HeadlabError, match="differ by position"):
-        gate_gradients(llama, EXAMPLES, Gates(torch.ones(3, 4, 9), "layer head position"))
 
 
 def test_progress_reports_every_pair_once(llama):
