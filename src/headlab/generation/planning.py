@@ -85,6 +85,11 @@ def _room(model: Model) -> int:
     same batches in every run. Where others use it, memory runs out and batches are halved."""
     if model.device.type != "cuda":
         return _CPU_ROOM
+    return int(beside_weights(model) * _GPU_ROOM)
+
+
+def beside_weights(model: Model) -> int:
+    """Bytes of a GPU's memory that a model's weights leave."""
     total = torch.cuda.get_device_properties(model.device).total_memory
     weights = sum(each.numel() * each.element_size() for each in model.hf.parameters())
-    return int(max(0, total - weights) * _GPU_ROOM)
+    return max(0, total - weights)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from headlab.generation.planning import beside_weights
 from headlab.restart import standing_in
 
 if TYPE_CHECKING:
@@ -138,6 +139,4 @@ def is_worth_joining(model: Model) -> bool:
         for parts in find_kin(model.hf)
         for part in parts
     )
-    weights = sum(each.numel() * each.element_size() for each in model.hf.parameters())
-    there = torch.cuda.get_device_properties(model.device).total_memory
-    return _SHARE * wanted < there - weights
+    return _SHARE * wanted < beside_weights(model)
