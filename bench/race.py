@@ -39,8 +39,8 @@ from headlab.loading import DTYPES
 ROWS: dict[str, tuple[str, str, dict[str, int]]] = {
     "ablate-135m": ("ablate", "smollm2-135m", {"prompts": 32, "length": 16, "sample": 64}),
     "ablate-1b": ("ablate", "llama-3.2-1b", {"prompts": 32, "length": 16, "sample": 64}),
-    "ablate-8b": ("ablate", "llama-3.1-8b", {"prompts": 32, "length": 64, "sample": 128}),
-    "patch-8b": ("patch", "llama-3.1-8b", {"prompts": 32, "length": 64, "sample": 128}),
+    "ablate-8b": ("ablate", "llama-3.1-8b", {"prompts": 32, "length": 64, "sample": 32}),
+    "patch-8b": ("patch", "llama-3.1-8b", {"prompts": 32, "length": 64, "sample": 32}),
     "attribute-8b": ("attribute", "llama-3.1-8b", {"prompts": 32, "length": 64, "steps": 5}),
     "keep-1b": ("keep", "llama-3.2-1b", {"prompts": 64, "length": 32, "ks": 20, "orders": 6}),
     "fit-135m": ("fit", "smollm2-135m", {"prompts": 64, "length": 40, "target": 4}),

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from tiny import random_ids
-from torch import Tensor
-from transformers import AttentionInterface
 from transformers.cache_utils import DynamicCache, DynamicLayer
 from writing import (
     each_architecture,
@@ -18,7 +16,6 @@ from writing import (
 
 from headlab import Gates, HeadlabError, Model
 from headlab.generation import Choice, generate, planning
-from headlab.generation.attention import grouped_queries
 from headlab.generation.batch import Batch
 from headlab.generation.keys import RoomyLayer, make_cache
 from headlab.generation.planning import Plan
@@ -188,34 +185,3 @@ def test_a_step_under_a_mask_repeats_no_keys(monkeypatch):
     monkeypatch.setattr(sdpa_attention, "repeat_kv", repeat)
     generate(model, prompts(), max_new_tokens=5)
     assert repeated == [9] * 2 * model.n_layers, "only the pass over prompts"
-
-
-def test_grouped_queries_attend_as_transformers_own():
-    own = AttentionInterface()["sdpa"]
-    module = torch.nn.Module()
-    module.num_key_value_groups = 3
-    random = torch.Generator().manual_seed(0)
-
-    def numbers(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=random)
-
-    key, value = numbers(5, 2, 11, 8), numbers(5, 2, 11, 8)
-    padding = torch.arange(11) >= torch.tensor([0, 3, 10, 1, 5])[:, None]
-    shared = padding[:, None, None]  # [row, 1, 1, position]
-    for length, mask in (
-        (1, shared),
-        (1, shared.float().log()),
-        (1, shared.expand(-1, 6, -1, -1)),
-        (1, None),
-        (2, shared.expand(-1, -1, 2, -1)),
-    ):
-        query = numbers(5, 6, length, 8)
-        expected, _ = own(module, query, key, value, mask, scaling=0.4)
-        with grouped_queries():
-            found, _ = AttentionInterface()["sdpa"](module, query, key, value, mask, scaling=0.4)
-        assert found.shape == expected.shape
-        assert torch.allclose(found, expected, atol=1e-6)
-    assert AttentionInterface()["sdpa"] is own
-    with pytest.raises(KeyError), grouped_queries():
-        raise KeyError
-    assert AttentionInterface()["sdpa"] is own

@@ -11,6 +11,7 @@ from training import steps, trainer
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from writing import ids_of
 
+import headlab.engine
 from headlab import Example, Gates, Head, Model, counterfactual_reference, fused, generate, measure
 from headlab.gates import gate_heads
 from headlab.generation import writing as text_writing
@@ -39,7 +40,11 @@ def test_check_passes_on_a_gpu(name, dtype):
 def test_fused_kernels_give_their_formulas_and_slopes(dtype):
     there = torch.device("cuda", 0)
     for kernel in fused.TRIALS:
-        for sizes in [(1, 64), (3, 64), (4, 128), (2, 256)] if kernel == "attend" else [()]:
+        of_sizes = {
+            "attend": [(1, 64), (3, 64), (4, 128), (2, 256)],
+            "attend_all": [(1, 16, 64), (3, 9, 64), (4, 64, 128), (8, 33, 80)],
+        }
+        for sizes in of_sizes.get(kernel, [()]):
             assert fused.works(kernel, there, dtype, *sizes), (kernel, sizes)
     torch.manual_seed(0)
     allowed = 1e-5 if dtype == torch.float32 else 2e-2
@@ -113,6 +118,66 @@ def test_attention_of_one_token_sees_what_its_mask_shows(shape, dtype):
     found = fused.attend(query, key, value, mask, 0.3)
     assert found.shape == exact.shape
     assert (found - exact).abs().max() < (1e-5 if dtype == torch.float32 else 2e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", [(5, 9, 3, 16, 64), (3, 32, 8, 64, 128), (2, 4, 4, 1, 16)])
+@pytest.mark.parametrize("cached", [False, True])
+def test_attention_of_short_rows_is_torchs(shape, cached, dtype):
+    rows, heads, keys, length, width = shape
+    torch.manual_seed(0)
+    query = torch.randn(rows, length, heads, width, device="cuda").to(dtype).transpose(1, 2)
+    key, value = torch.randn(2, rows, keys, length + 9, width, device="cuda").to(dtype)
+    key, value = key[:, :, :length], value[:, :, :length]
+    if not cached:
+        key, value = (each.transpose(1, 2).contiguous().transpose(1, 2) for each in (key, value))
+    assert fused.can_attend_all(query, key, value)
+    wide = [each.double() for each in (query, key, value)]
+    exact = torch.nn.functional.scaled_dot_product_attention(
+        *wide, is_causal=True, scale=0.3, enable_gqa=True
+    ).transpose(1, 2)
+    found = fused.attend_all(query, key, value, 0.3)
+    assert found.shape == exact.shape
+    assert found.is_contiguous()
+    assert (found - exact).abs().max() < (1e-5 if dtype == torch.float32 else 2e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_answers_are_read_off_sums_of_all_words(dtype):
+    torch.manual_seed(0)
+    logits = (20 * torch.randn(3, 5, 50001, device="cuda")).to(dtype)
+    logits[0, 1, :20000] = -torch.inf
+    logits[1, 2, 7], logits[1, 3] = torch.nan, -torch.inf
+    logits[2, 0, 5] = torch.inf
+    tops, sums = fused.log_sum(logits)
+    expected = logits.double().log_softmax(-1)[..., 50000]
+    found = logits[..., 50000].float() - tops - sums
+    assert torch.equal(found.isnan(), expected.isnan())
+    assert int(expected.isnan().sum()) == 3
+    assert torch.allclose(found.double(), expected, atol=2e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3", "gemma2"])
+def test_passes_of_a_sweep_wait_for_nothing(name, monkeypatch):
+    """While one runs the next is prepared; what is read is waited for later."""
+    model = Model(copy.deepcopy(tiny(name)).cuda(), tiny_tokenizer(), name=name)
+    check(model)
+    examples = [Example("the cat", " sat"), Example("the cat gave john the", " apple")]
+    expected = measure(model, examples, Gates.each_head(model))
+    passes, own = [], headlab.engine._Sweep._pass
+
+    def watched(*args):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return own(*args)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+            passes.append(1)
+
+    monkeypatch.setattr(headlab.engine._Sweep, "_pass", watched)
+    found = measure(model, examples, Gates.each_head(model))
+    assert passes
+    assert torch.equal(found.values, expected.values)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

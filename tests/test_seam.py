@@ -88,6 +88,7 @@ def test_check_passes_with_restart_proved(model):
         "heads",
         "sum",
         "ablation",
+        "bare",
         "places",
         "restart",
         "joining",

@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 from tiny import ARCHITECTURES, random_ids, tiny, tiny_tokenizer
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import headlab
 from headlab import Gates, Head, HeadlabError, Model, fused
@@ -190,12 +191,62 @@ def test_pads_on_the_right_need_no_mask_once_a_model_is_proved_causal(model):
     assert not model.inputs(tokens)["attention_mask"].all(), "nothing is proved yet"
     alone = model(rows[1])[0]
     check(model)
-    inputs = model.inputs(tokens)
-    assert inputs["attention_mask"].all()
+    assert not {"attention_mask", "position_ids"} & set(model.inputs(tokens))
+    model.bare = False
+    assert model.inputs(tokens)["attention_mask"].all()
+    model.bare = True
     with model.gated(Gates.ones(model)):
         assert (model(tokens)[1, :5] - alone).abs().max() < 1e-5
     assert not model.inputs(model.tokens(rows, padding="left"))["attention_mask"].all()
     assert not model.inputs(Tokens(tokens.ids, tokens.mask))["attention_mask"].all()
+
+
+class _Looks(TorchDispatchMode):
+    """Counts how often somebody looks at a number, for which a GPU would be waited for."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        names = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal")
+        self.count += func.overloadpacket.__name__ in names
+        return func(*args, **(kwargs or {}))
+
+
+@each_architecture
+def test_passes_of_ids_alone_look_at_no_numbers(model):
+    check(model)
+    assert model.bare
+    rows = [random_ids(1, 9)[0], random_ids(1, 5, seed=3)[0]]
+    tokens, cleaned = model.tokens(rows), model(model.tokens(rows))
+    with _Looks() as looks, torch.no_grad():
+        found = model(tokens)
+    assert torch.equal(found, cleaned)
+    assert not looks.count
+    if model.name == "llama":
+        model.bare = False
+        with _Looks() as looks, torch.no_grad():
+            model(tokens)
+        assert looks.count, "at the mask"
+
+
+@pytest.mark.parametrize("missing", ["attention_mask", "position_ids"])
+def test_a_model_that_needs_more_than_ids_is_given_more(missing, monkeypatch):
+    model = Model(tiny("llama"), name="llama")
+    expected = model(random_ids(2, 8))
+    whole = model.hf.forward
+
+    def forward(**given):
+        if given.get(missing) is None:
+            given["input_ids"] = given["input_ids"].flip(1)
+        return whole(**given)
+
+    monkeypatch.setattr(model.hf, "forward", forward)
+    refused = [proof.name for proof in check(model).proofs if not proof.passed]
+    assert refused == ["bare"]
+    assert model.restartable
+    assert torch.equal(model(random_ids(2, 8)), expected)
 
 
 def test_attention_needs_no_plan_while_kernels_are_few():
@@ -423,6 +474,26 @@ def test_kernels_of_our_own_keep_to_what_they_were_made_for(monkeypatch):
     assert not fused.can_attend(query.expand(-1, -1, 2, -1), key, key, mask)
     assert not fused.can_attend(query[:, :5], key, key, mask)
     assert not fused.can_attend(query.double(), key.double(), key.double(), mask)
+    assert not fused.can_attend(query.clone().requires_grad_(), key, key, mask)
+    query, key = torch.randn(2, 6, 9, 8), torch.randn(2, 3, 9, 8)
+    assert fused.can_attend_all(query, key, key)
+    assert not fused.can_attend_all(query, key.clone().requires_grad_(), key)
+    with torch.no_grad():
+        assert fused.can_attend_all(query.clone().requires_grad_(), key, key)
+    assert not fused.can_attend_all(query[:, :, :8], key, key), "keys of earlier tokens"
+    assert not fused.can_attend_all(query[:, :5], key, key)
+    assert not fused.can_attend_all(query[:1], key, key)
+    assert not fused.can_attend_all(query, key, key[..., :4])
+    assert not fused.can_attend_all(query.double(), key.double(), key.double())
+    assert not fused.can_attend_all(query.mT, key.mT, key.mT)
+    long = torch.randn(1, 1, fused.SHORT + 1, 8)
+    assert fused.can_attend_all(*3 * [long[:, :, 1:]])
+    assert not fused.can_attend_all(long, long, long)
+    logits = torch.randn(2, 3, 7)
+    assert fused.can_log_sum(logits)
+    assert not fused.can_log_sum(logits.clone().requires_grad_())
+    assert not fused.can_log_sum(logits.double())
+    assert not fused.can_log_sum(logits.mT)
     monkeypatch.undo()
     assert not fused.can_swiglu(gate, gate), "there is no GPU"
 

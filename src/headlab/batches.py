@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from headlab import fused
 from headlab.errors import HeadlabError
 from headlab.examples import Example
 from headlab.gates import Reference
@@ -179,8 +180,14 @@ class Batch:
         `clean` is [place, vocabulary], the log-probs without gates, for measures that compare.
         """
         wide = torch.promote_types(logits.dtype, torch.float32)
-        log_probs = logits.log_softmax(-1, dtype=wide)
         places, tokens = self._places.to(logits.device), self._tokens.to(logits.device)
+        if clean is None and fused.can_log_sum(logits):  # all of them need not be written down
+            tops, sums = (each[:, places] for each in fused.log_sum(logits))
+            chosen = logits[:, places, tokens].to(wide)
+            return Readings(
+                chosen - tops - sums, chosen >= tops if measure.needs_hits else None, None
+            )
+        log_probs = logits.log_softmax(-1, dtype=wide)
         read = log_probs[:, places, tokens]
         hits = read >= log_probs.amax(-1)[:, places] if measure.needs_hits else None
         kl = None if clean is None else _kl(clean, log_probs)

@@ -28,6 +28,7 @@ from headlab.gates import AXES, ZERO, Gates, Reference
 from headlab.measures import Encoded, Measure, find_measure
 from headlab.model import Tokens
 from headlab.restart import CleanPass, clean_pass, restarted
+from headlab.sdpa import short_rows
 from headlab.standins import gpu_kernels
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def measure(
     if restart and not model.restartable:
         _tell_once(model)
         restart = False
-    with torch.no_grad(), gpu_kernels(model):
+    with torch.no_grad(), gpu_kernels(model), short_rows():
         sweep = _Sweep(
             model, examples, gates, find_measure(measure), reference, budget, restart, progress
         )
@@ -180,12 +181,10 @@ class _Sweep:
         wide = self.clean.dtype
         compared = clean.logits.log_softmax(-1, dtype=wide) if self.measure.needs_kl else None
         readings = batch.read(clean.logits[None], compared, self.measure)
-        self.clean[indices] = batch.values(readings.to("cpu"), self.measure)[0].to(wide)
+        untouched = Flight(readings, clean.logits.device)
         # A pass that runs while the next one is prepared: its masks, and what it reads.
         launched: tuple[range, Flight[Readings]] | None = None
         whole = self.firsts.count(_NOWHERE)  # nothing is gated: the clean pass is the answer
-        if whole:
-            self._put(range(whole), indices, self.clean[indices].expand(whole, -1))
         masks = range(whole, len(self.firsts))
         while masks:
             part = self._part(masks, batch)
@@ -206,6 +205,9 @@ class _Sweep:
             masks = masks[len(part) :]
         if launched is not None:
             self._put(launched[0], indices, batch.values(launched[1].land(), self.measure))
+        self.clean[indices] = batch.values(untouched.land(), self.measure)[0].to(wide)
+        if whole:
+            self._put(range(whole), indices, self.clean[indices].expand(whole, -1))
 
     def _part(self, masks: range, batch: Batch) -> range:
         """As many of the masks as fit into a pass, of one start where others may not join."""

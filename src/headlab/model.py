@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers.cache_utils import DynamicCache
 
 from headlab.errors import HeadlabError
 from headlab.gates import ZERO, Gates, Reference, gate_heads
@@ -58,6 +59,15 @@ class Tokens(NamedTuple):
         return self.picked(torch.arange(len(self.ids), device=self.ids.device).repeat(copies))
 
 
+class _Forgetful(DynamicCache):  # type: ignore[misc]
+    """A cache that keeps nothing."""
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        return key_states, value_states
+
+
 class Model(Texts):
     """A transformers model with its seam found. `headlab.load` makes one and checks it.
 
@@ -85,6 +95,7 @@ class Model(Texts):
         self.notes: list[str] = []  # what a user should know about how it was loaded
         self.restart: Forms | None = None  # until headlab.check proves it
         self.causal = False  # until headlab.check proves it
+        self.bare = False  # until headlab.check proves that ids alone are enough
         self.cuts_logits = False  # until headlab.check proves it
         self.norms: list[Norm] = []  # that may run in one kernel, once headlab.check proves it
         self.mlps: list[GatedMlp] = []  # likewise, their elementwise part
@@ -304,12 +315,20 @@ class Model(Texts):
 
         Pads on the right come after all that is read, and a causal model does not look ahead: there
         they are taken for tokens, and attention needs no mask, which makes it a good deal faster.
+        Such ids are given alone: at a mask or at positions transformers looks, and waits for a GPU;
+        at its own positions as well, but for a cache.
         """
         if tokens.right and self.causal:
+            if self.bare and tokens.given is None and tokens.hidden is None:
+                return {
+                    "input_ids": tokens.ids,
+                    "past_key_values": _Forgetful(),
+                    "use_cache": False,
+                }
             tokens = tokens._replace(mask=torch.ones_like(tokens.mask))
         inputs: dict[str, Any] = {
             "input_ids": tokens.ids,
-            # Never None: transformers would take positions that jump for texts packed together.
+            # With positions never None: where they jump, transformers would see packed texts.
             "attention_mask": tokens.keys.long(),
             "use_cache": False,
         }

@@ -89,9 +89,9 @@ def check(model: Model) -> Check:
     """Run every proof on random tokens and report the largest difference of each.
 
     Never raises for a wrong model: `.passed` says, `.require()` raises. As a side effect the model
-    learns which shortcuts are proved: restarting at a layer, joining a pass there, logits at
-    chosen places only, the last layer at those places only, norms, MLPs and rotary positions in
-    few kernels.
+    learns which shortcuts are proved: ids without mask and positions, restarting at a layer,
+    joining a pass there, logits at chosen places only, the last layer at those places only, norms,
+    MLPs and rotary positions in few kernels.
 
     >>> headlab.check(model).passed                                           # doctest: +SKIP
     True
@@ -104,7 +104,7 @@ def check(model: Model) -> Check:
         if proof.refuses and prove in (_finite, _called_once):
             break  # nothing after it could be computed
     else:
-        shortcuts = (_places, _restart, _joining, _ending, _norms, _mlps, _rotary)
+        shortcuts = (_bare, _places, _restart, _joining, _ending, _norms, _mlps, _rotary)
         proofs += [prove(model, tokens) for prove in shortcuts]
     return Check(model.name, proofs)
 
@@ -265,6 +265,21 @@ def _surgery_of_heads(
     return dataclasses.replace(rounding, tolerance=allowed, layer=layer)
 
 
+def _bare(model: Model, tokens: Tokens) -> Proof:
+    claim = "token ids alone give what they give with a mask that hides nothing and positions"
+    model.bare = proved = False
+    try:
+        told = model(tokens)
+        model.bare = True
+        proof = _compared(model, "bare", claim, told, model(tokens))
+        proved = proof.passed
+    except Exception as error:  # the model's own code runs here in a way it was not written for
+        proof = Proof("bare", claim, float("inf"), 0.0, note=str(error))
+    finally:
+        model.bare = proved
+    return dataclasses.replace(proof, required=False)
+
+
 def _places(model: Model, tokens: Tokens) -> Proof:
     claim = "logits computed at chosen places only are the full pass's"
     model.restart = None
@@ -275,7 +290,7 @@ def _places(model: Model, tokens: Tokens) -> Proof:
         model.cuts_logits = True
         proof = _compared(model, "places", claim, full, model.logits_at(tokens, rows, positions))
         proved = proof.passed
-    except Exception as error:  # the model's own code runs here in a way it was not written for
+    except Exception as error:  # as above
         proof = Proof("places", claim, float("inf"), 0.0, note=str(error))
     finally:
         model.cuts_logits = proved

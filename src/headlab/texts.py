@@ -73,9 +73,10 @@ class Texts:
                 f"token ids of {self.name} run from 0 to {self.vocabulary - 1}, "
                 f"{int(ids.min())} to {int(ids.max())} were given"
             )
-        if self.max_length and len(ids) > self.max_length:
+        limit = self.max_length
+        if limit and len(ids) > limit:
             raise HeadlabError(
-                f"the prompt has {len(ids)} tokens, {self.name} takes at most {self.max_length}"
+                f"the prompt has {len(ids)} tokens, {self.name} takes at most {limit}"
             )
         return ids
 

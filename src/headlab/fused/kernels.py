@@ -26,6 +26,7 @@ except ImportError:  # a CPU's torch comes without
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _BLOCK = 1024  # numbers that a program works on
 MOST_PLACES = 32768  # whose mask a program looks at
+SHORT = 64  # places that a program holds at once
 
 if triton is not None:
 
@@ -159,6 +160,58 @@ if triton is not None:
         to = out + row * out_row + own * out_head + at[None, :]
         tl.store(to, found / total[:, None], mask=there)
 
+    @triton.jit(do_not_specialize=["length"])  # type: ignore[untyped-decorator, unused-ignore]
+    def _attend_all(  # type: ignore[no-untyped-def]
+        q, k, v, out, key_heads, group, length, width, scale,
+        q_row, q_head, q_place, k_row, k_head, k_place, v_row, v_head, v_place,
+        out_row, out_head, out_place,
+        block_queries: tl.constexpr, block_places: tl.constexpr, block_width: tl.constexpr,
+        precision: tl.constexpr,
+    ):  # fmt: skip
+        """One program for some of the queries of a row that share a key head."""
+        row = (tl.program_id(0) // key_heads).to(tl.int64)
+        head = (tl.program_id(0) % key_heads).to(tl.int64)
+        # All places of the first query head, then of the next.
+        query = tl.program_id(1) * block_queries + tl.arange(0, block_queries)
+        own, now = (head * group + query // length)[:, None], (query % length)[:, None]
+        place, at = tl.arange(0, block_places), tl.arange(0, block_width)[None, :]
+        there = (query < group * length)[:, None] & (at < width)
+        kept = (place < length)[:, None] & (at < width)
+        keys = tl.load(
+            k + row * k_row + head * k_head + place[:, None] * k_place + at, mask=kept, other=0.0
+        )
+        values = tl.load(
+            v + row * v_row + head * v_head + place[:, None] * v_place + at, mask=kept, other=0.0
+        )
+        queries = tl.load(
+            q + row * q_row + own * q_head + now * q_place + at, mask=there, other=0.0
+        )
+        scores = tl.dot(queries, tl.trans(keys), input_precision=precision) * scale
+        scores = tl.where(place[None, :] <= now, scores, float("-inf"))
+        weights = tl.exp(scores - tl.max(scores, 1)[:, None])
+        found = tl.dot(weights.to(values.dtype), values, input_precision=precision)
+        to = out + row * out_row + own * out_head + now * out_place + at
+        tl.store(to, found / tl.sum(weights, 1)[:, None], mask=there)
+
+    @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+    def _log_sum(x, tops, sums, width, x_row, block: tl.constexpr):  # type: ignore[no-untyped-def]
+        """One program for a row; every lane counts from its own highest number."""
+        row = tl.program_id(0).to(tl.int64)
+        top = tl.full([block], float("-inf"), tl.float32)
+        total = tl.zeros([block], tl.float32)
+        for start in range(0, width, block):
+            at = start + tl.arange(0, block)
+            own = tl.load(x + row * x_row + at, mask=at < width, other=float("-inf"))
+            own = own.to(tl.float32)
+            higher = tl.maximum(top, own)
+            base = tl.where(higher == float("-inf"), 0.0, higher)
+            total = total * tl.exp(top - base) + tl.exp(own - base)
+            top = higher
+        best = tl.max(top, 0)
+        base = tl.where(best == float("-inf"), 0.0, best)
+        tl.store(tops + row, best)
+        tl.store(sums + row, tl.log(tl.sum(total * tl.exp(top - base), 0)))
+
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) · up, both of one shape, each row of numbers close together."""
@@ -260,13 +313,50 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float
             *(query.stride(0), query.stride(1), *key.stride()[:3], *value.stride()[:3]),
             *(mask.stride(0), out.stride(0), out.stride(1)),
             block_group=max(16, triton.next_power_of_2(group)),
-            block_places=64 if width <= 128 else 32,
             block_width=max(16, triton.next_power_of_2(width)),
             all_places=triton.next_power_of_2(places),
             precision="ieee",
-            num_stages=1,  # more would want more memory within a chip than many have
+            **_few_places(width * query.element_size()),
         )
     return out
+
+
+def _few_places(size: int) -> dict[str, int]:
+    """How a program goes through places of so many bytes: the next ones on their way while it
+    computes, where the memory within a chip has room for them."""
+    if size <= 256:
+        return {"block_places": 16, "num_warps": 2, "num_stages": 3}
+    return {"block_places": 64 if size <= 512 else 32, "num_warps": 4, "num_stages": 1}
+
+
+def attend_all(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """Attention of every place to those up to it, of short rows: queries [row, head, place, width],
+    keys and values [row, key head, place, width]. Given as [row, place, head, width]."""
+    rows, heads, length, width = query.shape
+    key_heads = key.shape[1]
+    group = heads // key_heads
+    out = torch.empty(rows, length, heads, width, dtype=query.dtype, device=query.device)
+    block = min(64, max(16, triton.next_power_of_2(group * length)))
+    with _where(query):
+        _attend_all[(rows * key_heads, triton.cdiv(group * length, block))](
+            *(query, key, value, out, key_heads, group, length, width, scale),
+            *(*query.stride()[:3], *key.stride()[:3], *value.stride()[:3]),
+            *(out.stride(0), out.stride(2), out.stride(1)),
+            block_queries=block,
+            block_places=max(16, triton.next_power_of_2(length)),
+            block_width=max(16, triton.next_power_of_2(width)),
+            precision="ieee",
+        )
+    return out
+
+
+def log_sum(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The highest number of each row, and the log of the sum of exp(x - highest); in float32."""
+    rows = _rows(x)
+    tops, sums = torch.empty(2, *x.shape[:-1], dtype=torch.float32, device=x.device)
+    with _where(x):
+        _log_sum[(len(rows),)](rows, tops, sums, rows.shape[1], rows.stride(0), _BLOCK)
+    return tops, sums
 
 
 def can_gate(z: Tensor, g: Tensor, r: Tensor | None, slope: Tensor | None = None) -> bool:
@@ -291,6 +381,8 @@ def can_attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -
         return False
     if mask.shape != (len(query), 1, 1, key.shape[2]) or query.shape[1] % key.shape[1]:
         return False
+    if _wants_slopes(query, key, value):
+        return False
     close = all(each.stride(-1) == 1 for each in (query, key, value, mask))
     narrow = key.shape[2] <= MOST_PLACES and query.shape[-1] == value.shape[-1]
     if not close or not narrow:
@@ -299,11 +391,34 @@ def can_attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -
     return _suit("attend", query, key, value, sizes=sizes)
 
 
+def can_attend_all(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether `attend_all` takes these: rows too short for torch's attention, which is made for
+    blocks of more queries than they have."""
+    if key.shape != value.shape or query.shape[::2] != key.shape[::2]:
+        return False
+    if query.shape[2] > SHORT or query.shape[1] % key.shape[1] or query.shape[3] != key.shape[3]:
+        return False
+    if _wants_slopes(query, key, value):
+        return False
+    sizes = query.shape[1] // key.shape[1], query.shape[2], query.shape[3]
+    close = all(each.stride(-1) == 1 for each in (query, key, value))
+    return close and _suit("attend_all", query, key, value, sizes=sizes)
+
+
+def _wants_slopes(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
+
+
 def can_turn(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
     """Whether `turn` takes these."""
     tables = cos.shape == sin.shape and cos.stride() == sin.stride()
     close = x.stride(-1) == cos.stride(-1) == 1
     return _suit("turn", x, cos, sin) and tables and close and x.shape[2] == cos.shape[2]
+
+
+def can_log_sum(x: Tensor) -> bool:
+    """Whether `log_sum` takes these."""
+    return not _wants_slopes(x) and _has_rows(x) and _suit("log_sum", x)
 
 
 def can_swiglu(*tensors: Tensor) -> bool:

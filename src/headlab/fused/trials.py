@@ -96,9 +96,35 @@ def _attend(drawn: Callable[..., Tensor], group: int, width: int) -> Pairs:
     return [(fused.attend(query, key, value, mask, scale), exact)]
 
 
+def _attend_all(drawn: Callable[..., Tensor], group: int, length: int, width: int) -> Pairs:
+    from headlab import fused
+
+    rows, keys = 3, 2
+    query = drawn(rows, length, keys * group, width).transpose(1, 2)
+    key, value = drawn(2, rows, length, keys, width).transpose(2, 3)
+    scale = width**-0.5
+    scores = scale * query.double() @ key.double().repeat_interleave(group, 1).mT
+    later = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
+    weights = scores.masked_fill(later, float("-inf")).softmax(-1)
+    exact = weights @ value.double().repeat_interleave(group, 1)
+    return [(fused.attend_all(query, key, value, scale), exact.transpose(1, 2))]
+
+
+def _log_sum(drawn: Callable[..., Tensor]) -> Pairs:
+    from headlab import fused
+
+    x = 9 * drawn(2, 3, 3001)
+    x[0, 1, :1500] = float("-inf")  # as models have it for words they do not know
+    tops, sums = fused.log_sum(x)
+    highest = x.double().amax(-1)
+    return [(tops, highest), (sums, x.double().logsumexp(-1) - highest)]
+
+
 TRIALS: dict[str, Callable[..., Pairs]] = {
     "swiglu": _swiglu,
     "turn": _turn,
     "gate": _gate,
     "attend": _attend,
+    "attend_all": _attend_all,
+    "log_sum": _log_sum,
 }

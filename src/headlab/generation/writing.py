@@ -15,13 +15,13 @@ from torch import Tensor
 from headlab.activations import Arm, find_activation
 from headlab.errors import HeadlabError
 from headlab.gates import ZERO, Gates, Reference
-from headlab.generation.attention import grouped_queries
 from headlab.generation.batch import Batch
 from headlab.generation.choosing import Choice
 from headlab.generation.ending import Ends, Written
 from headlab.generation.planning import Plan
 from headlab.generation.products import is_worth_joining, joined_products
 from headlab.generation.replay import can_replay, is_on_one_gpu
+from headlab.sdpa import grouped_queries, short_rows
 from headlab.standins import gpu_kernels
 from headlab.texts import PerPrompt, Prompt
 
@@ -118,7 +118,7 @@ def generate(
         *model.placed(ids, position_ids, hidden),
         replay=replay,
     )
-    with torch.no_grad(), gpu_kernels(model), grouped_queries():
+    with torch.no_grad(), gpu_kernels(model), short_rows(), grouped_queries():
         writer.run(rows_at_a_time)
     settings = {
         "positions": positions,

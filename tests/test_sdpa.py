@@ -1,0 +1,139 @@
+"""Attention in our own ways gives what transformers' own gives, and only where it may."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from measuring import EXAMPLES, random_masks
+from tiny import ARCHITECTURES, tiny, tiny_tokenizer
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from headlab import Model, fused, measure
+from headlab.measures import MEASURES
+from headlab.proofs import check
+from headlab.sdpa import grouped_queries, short_rows
+
+
+def test_grouped_queries_attend_as_transformers_own():
+    own = AttentionInterface()["sdpa"]
+    module = torch.nn.Module()
+    module.num_key_value_groups = 3
+    random = torch.Generator().manual_seed(0)
+
+    def numbers(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=random)
+
+    key, value = numbers(5, 2, 11, 8), numbers(5, 2, 11, 8)
+    padding = torch.arange(11) >= torch.tensor([0, 3, 10, 1, 5])[:, None]
+    shared = padding[:, None, None]  # [row, 1, 1, position]
+    for length, mask in (
+        (1, shared),
+        (1, shared.float().log()),
+        (1, shared.expand(-1, 6, -1, -1)),
+        (1, None),
+        (2, shared.expand(-1, -1, 2, -1)),
+    ):
+        query = numbers(5, 6, length, 8)
+        expected, _ = own(module, query, key, value, mask, scaling=0.4)
+        with grouped_queries():
+            found, _ = AttentionInterface()["sdpa"](module, query, key, value, mask, scaling=0.4)
+        assert found.shape == expected.shape
+        assert torch.allclose(found, expected, atol=1e-6)
+    assert AttentionInterface()["sdpa"] is own
+    with pytest.raises(KeyError), grouped_queries():
+        raise KeyError
+    assert AttentionInterface()["sdpa"] is own
+
+
+@pytest.fixture
+def taken(monkeypatch) -> list[torch.Size]:
+    """The shapes of all queries that go our own way, which is now open on a CPU."""
+    shapes: list[torch.Size] = []
+
+    def attend_all(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        shapes.append(query.shape)
+        found = scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scale, enable_gqa=True
+        )
+        return found.transpose(1, 2)
+
+    monkeypatch.setattr("headlab.fused.kernels.works", lambda kernel, *_: kernel == "attend_all")
+    monkeypatch.setattr(fused, "attend_all", attend_all)
+    return shapes
+
+
+def test_short_rows_attend_as_transformers_own(taken):
+    own = AttentionInterface()["sdpa"]
+    module = torch.nn.Module()
+    module.num_key_value_groups = 3
+    random = torch.Generator().manual_seed(0)
+    key, value = torch.randn(2, 5, 2, 11, 8, generator=random)
+    query = torch.randn(5, 6, 11, 8, generator=random)
+    mask = torch.ones(5, 1, 11, 11, dtype=torch.bool).tril(2)
+    bias = torch.randn(1, 6, 11, 11, generator=random)
+    for ours, queries, asked in (
+        (True, query, {}),
+        (True, query, {"scaling": 0.4}),
+        (True, query, {"is_causal": True}),
+        (False, query, {"is_causal": False}),
+        (False, query, {"attention_mask": mask}),
+        (False, query, {"position_bias": bias}),
+        (False, query[:, :, -1:], {}),
+        (False, query[:, :, :7], {}),
+        (False, query.clone().requires_grad_(), {}),
+    ):
+        asked = {"attention_mask": None, **asked}
+        expected, _ = own(module, queries, key, value, **asked)
+        taken.clear()
+        with short_rows():
+            found, _ = AttentionInterface()["sdpa"](module, queries, key, value, **asked)
+        assert found.shape == expected.shape
+        assert torch.allclose(found, expected, atol=1e-6)
+        assert bool(taken) == ours
+    module.is_causal = False
+    taken.clear()
+    with short_rows():
+        AttentionInterface()["sdpa"](module, query, key, value, None)
+    assert not taken
+    assert AttentionInterface()["sdpa"] is own
+    with pytest.raises(KeyError), short_rows():
+        raise KeyError
+    assert AttentionInterface()["sdpa"] is own
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_sweeps_with_short_rows_give_the_same_table(name, taken, monkeypatch):
+    model = Model(tiny(name), tiny_tokenizer(), name=name)
+    check(model)
+    assert not taken, "proofs are of the model's own attention"
+    found = measure(model, EXAMPLES, random_masks(8), reference="zero")
+    uses_sdpa = model.hf.config._attn_implementation == "sdpa"
+    monkeypatch.setattr(fused, "can_attend_all", lambda *_: False)
+    plain = measure(model, EXAMPLES, random_masks(8), reference="zero")
+    assert (found.values - plain.values).abs().max() < 1e-5
+    assert uses_sdpa or not taken
+    if name == "llama":
+        assert taken
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_answers_read_off_sums_are_those_of_all_log_probs(name, monkeypatch):
+    model = Model(tiny("llama"), tiny_tokenizer(), name="llama")
+    check(model)
+    gates = random_masks(8)
+    plain = measure(model, EXAMPLES, gates, name)
+    summed: list[torch.Size] = []
+
+    def log_sum(logits: Tensor) -> tuple[Tensor, Tensor]:
+        summed.append(logits.shape)
+        tops = logits.float().amax(-1)
+        return tops, (logits.float() - tops[..., None]).exp().sum(-1).log()
+
+    monkeypatch.setattr("headlab.fused.kernels.works", lambda kernel, *_: kernel == "log_sum")
+    monkeypatch.setattr(fused, "log_sum", log_sum)
+    found = measure(model, EXAMPLES, gates, name)
+    assert bool(summed) == (not plain.measure.needs_kl)
+    for ours, right in ((found.values, plain.values), (found.clean, plain.clean)):
+        assert torch.allclose(ours, right, atol=1e-5)
