@@ -14,6 +14,7 @@ import argparse
 import json
 import math
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -73,27 +74,24 @@ def slope(xs: list[int], ys: list[float]) -> float:
     return statistics.linear_regression(x, y).slope
 
 
-def grow(asked: argparse.Namespace) -> dict:
-    found = {}
+def grow(asked: argparse.Namespace) -> Iterator[tuple[str, dict]]:
     for axis, sizes in (SMALL if asked.shape == "small" else AXES).items():
         rows = [
             measured(asked.shape, asked.dtype, asked.device, asked.repeats, **{axis: n})
             for n in sizes
         ]
         seconds, memory = [row[0] for row in rows], [row[1] for row in rows]
-        found[axis] = {"sizes": sizes, "seconds": seconds, "memory": memory}
         steep = slope(sizes, seconds)
         line = f"{axis:8} {sizes}: {[round(each, 3) for each in seconds]} s, slope {steep:.2f}"
         if not math.isnan(memory[0]):
             line += f"; {[round(each, 2) for each in memory]} GiB, slope {slope(sizes, memory):.2f}"
         print(line, flush=True)
-    return found
+        yield axis, {"sizes": sizes, "seconds": seconds, "memory": memory}
 
 
-def large(asked: argparse.Namespace) -> dict:
+def large(asked: argparse.Namespace) -> Iterator[tuple[str, dict]]:
     """One head a layer on many long prompts, and every head on middling ones."""
     model = model_of(SHAPES["llama-3.1-8b"](), "llama-3.1-8b", asked.dtype, asked.device)
-    found = {}
     every = Gates.each_head(model)
     one = Gates(every.values[:: model.n_heads, 0, :, :, 0])
     for name, gates, prompts, length in (
@@ -108,14 +106,13 @@ def large(asked: argparse.Namespace) -> dict:
             asked.device,
         )
         peak = torch.cuda.max_memory_allocated() / GIB if asked.device == "cuda" else math.nan
-        found[name] = {"size": [prompts, length], "seconds": seconds, "memory": peak}
         print(
             f"{name}, {prompts} x {length}: {seconds:.1f} s, {peak:.1f} GiB at most with the "
             f"weights, passes of {table.budget} tokens"
             f"{', made smaller on the way' if table.backed_off else ''}",
             flush=True,
         )
-    return found
+        yield name, {"size": [prompts, length], "seconds": seconds, "memory": peak}
 
 
 def main() -> None:
@@ -131,9 +128,11 @@ def main() -> None:
     asked = options.parse_args()
     asked.dtype = asked.dtype or ("bfloat16" if asked.device == "cuda" else "float32")
     kept = json.loads(asked.out.read_text()) if asked.out and asked.out.exists() else {}
-    kept["large" if asked.large else asked.shape] = large(asked) if asked.large else grow(asked)
-    if asked.out:
-        asked.out.write_text(json.dumps(kept, indent=1))
+    own = kept.setdefault("large" if asked.large else asked.shape, {})
+    for name, found in large(asked) if asked.large else grow(asked):
+        own[name] = found
+        if asked.out:
+            asked.out.write_text(json.dumps(kept, indent=1))
 
 
 if __name__ == "__main__":
