@@ -101,8 +101,9 @@ def test_steps_that_turn_out_not_to_replay_go_on_as_ever(good, how, fixed, monke
         calls.append(1)
         if len(calls) < good:
             return run(self)
-        if how == "numbers":
-            return run(self) + 1
+        if how == "numbers":  # of one row
+            logits = run(self)
+            return torch.cat([logits[:-1], logits[-1:].flip(-1)])
         raise {
             "error": RuntimeError("this waits for the GPU"),
             "kernel": ValueError("no such kernel"),
@@ -115,6 +116,30 @@ def test_steps_that_turn_out_not_to_replay_go_on_as_ever(good, how, fixed, monke
     assert len(fixed) == good, "and never again"
     assert model.back_offs == (how == "memory")
     assert not model.replayed, "nothing was seen to be right"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("words", [50, 100_000])
+def test_steps_are_told_apart_from_rounding(words, dtype):
+    random = torch.Generator().manual_seed(0)
+    expected = (3 * torch.randn(6, words, generator=random)).to(dtype)
+    own = replay.TOLERANCE[dtype] * torch.randn(6, words, generator=random)
+
+    def near(difference) -> bool:
+        return bool(replay._are_near((expected + difference).to(dtype), expected))
+
+    assert near(0)
+    assert near(2 * own), "rounding, as far as that goes"
+    assert near(2 * own + 0.1), "and what is added to all words"
+    assert not near(20 * own)
+    for fault in (0.5, torch.nan):
+        one = torch.zeros(6, 1)
+        one[4] = fault
+        assert not near(one * torch.randn(6, words, generator=random)), "one row"
+    one = torch.zeros(6, words)
+    one[2, 7] = 60
+    assert not near(one), "one word"
+    assert not near(expected.roll(1, 0) - expected), "rows of others"
 
 
 def test_what_steps_of_a_shape_have_shown_is_not_asked_again(fixed, monkeypatch):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from measuring import EXAMPLES, random_masks
@@ -10,7 +13,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from headlab import Model, fused, measure
+from headlab import Example, Model, fused, generate, measure
+from headlab.attention.watching import watch
 from headlab.measures import MEASURES
 from headlab.proofs import check
 from headlab.sdpa import grouped_queries, short_rows
@@ -103,6 +107,75 @@ def test_short_rows_attend_as_transformers_own(taken):
     assert AttentionInterface()["sdpa"] is own
 
 
+def test_those_who_look_at_attention_see_torchs(taken):
+    """Also while a sweep runs, in this thread or in another."""
+    model = Model(tiny("llama"), tiny_tokenizer(), name="llama")
+    check(model)
+    tokens = model.tokens("the cat sat")
+
+    def seen() -> list[int]:
+        layers = []
+        watch(model, tokens, {0: [0], 2: [1]}, lambda block: layers.append(block.layer))
+        return layers
+
+    with short_rows(), torch.no_grad():
+        assert seen() == [0, 2]
+        assert not taken
+        model(tokens)
+        assert len(taken) == model.n_layers, "and is as before"
+        taken.clear()
+        with ThreadPoolExecutor(1) as other:
+            assert other.submit(check, model).result().passed
+        assert not taken
+    measure(model, EXAMPLES, random_masks(8), progress=lambda _: seen())
+    assert taken
+
+
+def test_blocks_of_several_threads_may_end_in_any_order(taken):
+    own = AttentionInterface()["sdpa"]
+    first, second = short_rows(), grouped_queries()
+    with ThreadPoolExecutor(1) as other:
+        first.__enter__()
+        other.submit(second.__enter__).result()
+        first.__exit__(None, None, None)
+        assert AttentionInterface()["sdpa"] is not own, "the other thread needs it"
+        other.submit(second.__exit__, None, None, None).result()
+    assert AttentionInterface()["sdpa"] is own
+
+
+def test_another_attention_of_that_name_is_left_alone(taken):
+    own = AttentionInterface()["sdpa"]
+    model = Model(tiny("llama"), tiny_tokenizer(), name="llama")
+    check(model)
+    plain = measure(model, EXAMPLES, random_masks(8))
+    assert taken
+    taken.clear()
+
+    def halved(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **_):
+        return own(module, query / 2, key, value, attention_mask, dropout, scaling)
+
+    AttentionInterface.register("sdpa", halved)
+    try:
+        other = measure(model, EXAMPLES, random_masks(8))
+        generate(model, "the cat sat", max_new_tokens=2)
+        assert AttentionInterface()["sdpa"] is halved
+    finally:
+        AttentionInterface.register("sdpa", own)
+    assert not taken
+    assert (other.clean - plain.clean).abs().min() > 1e-4
+
+
+def test_prompts_of_a_text_are_short_rows(taken):
+    model = Model(tiny("llama"), tiny_tokenizer(), name="llama")
+    check(model)
+    expected = [row.ids for (row,) in generate(model, ["the cat sat"], max_new_tokens=4).rows]
+    assert [shape[2] for shape in taken] == [3] * model.n_layers
+    taken.clear()
+    again = generate(model, ["the cat sat", "the mat sat"], max_new_tokens=4).rows[0]
+    assert [row.ids for row in again[:1]] == expected
+    assert [shape[:3:2] for shape in taken] == [(2, 3)] * model.n_layers
+
+
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_sweeps_with_short_rows_give_the_same_table(name, taken, monkeypatch):
     model = Model(tiny(name), tiny_tokenizer(), name=name)
@@ -118,12 +191,23 @@ def test_sweeps_with_short_rows_give_the_same_table(name, taken, monkeypatch):
         assert taken
 
 
+def _hit(model: Model) -> Example:
+    """One whose answer is the likeliest word."""
+    for first, second in itertools.permutations(["the", "cat", "sat", "on", "mat", "gave"], 2):
+        prompt = f"{first} {second}"
+        (word,) = model.token_texts([int(model(prompt)[0, -1].argmax())])
+        if word.startswith(" ") and word.strip().isalpha():
+            return Example(prompt, word, f"{second} {first}", wrong=(" zzz",), id="hit")
+    raise AssertionError("no prompt is followed by a word")
+
+
 @pytest.mark.parametrize("name", MEASURES)
 def test_answers_read_off_sums_are_those_of_all_log_probs(name, monkeypatch):
     model = Model(tiny("llama"), tiny_tokenizer(), name="llama")
     check(model)
     gates = random_masks(8)
-    plain = measure(model, EXAMPLES, gates, name)
+    examples = [*EXAMPLES, _hit(model)]
+    plain = measure(model, examples, gates, name)
     summed: list[torch.Size] = []
 
     def log_sum(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -133,7 +217,7 @@ def test_answers_read_off_sums_are_those_of_all_log_probs(name, monkeypatch):
 
     monkeypatch.setattr("headlab.fused.kernels.works", lambda kernel, *_: kernel == "log_sum")
     monkeypatch.setattr(fused, "log_sum", log_sum)
-    found = measure(model, EXAMPLES, gates, name)
+    found = measure(model, examples, gates, name)
     assert bool(summed) == (not plain.measure.needs_kl)
     for ours, right in ((found.values, plain.values), (found.clean, plain.clean)):
         assert torch.allclose(ours, right, atol=1e-5)

@@ -231,15 +231,26 @@ def test_passes_of_ids_alone_look_at_no_numbers(model):
         assert looks.count, "at the mask"
 
 
-@pytest.mark.parametrize("missing", ["attention_mask", "position_ids"])
-def test_a_model_that_needs_more_than_ids_is_given_more(missing, monkeypatch):
+@pytest.mark.parametrize(
+    ("missing", "how"),
+    [
+        *(("attention_mask", how) for how in ("turned", "pads", "error")),
+        *(("position_ids", how) for how in ("turned", "pads")),
+    ],
+)
+def test_a_model_that_needs_more_than_ids_is_given_more(missing, how, monkeypatch):
     model = Model(tiny("llama"), name="llama")
     expected = model(random_ids(2, 8))
-    whole = model.hf.forward
+    assert check(model).passed
+    assert model.bare
+    whole, end = model.hf.forward, model.hf.config.eos_token_id
 
     def forward(**given):
         if given.get(missing) is None:
-            given["input_ids"] = given["input_ids"].flip(1)
+            if how == "error":
+                raise ValueError("it is needed")
+            ids = given["input_ids"]
+            given["input_ids"] = ids.flip(1) if how == "turned" else torch.where(ids == end, 5, ids)
         return whole(**given)
 
     monkeypatch.setattr(model.hf, "forward", forward)
@@ -247,6 +258,15 @@ def test_a_model_that_needs_more_than_ids_is_given_more(missing, monkeypatch):
     assert refused == ["bare"]
     assert model.restartable
     assert torch.equal(model(random_ids(2, 8)), expected)
+
+
+def test_passes_of_ids_alone_keep_no_keys():
+    model = Model(tiny("llama"), name="llama")
+    check(model)
+    inputs = model.inputs(model.tokens(random_ids(2, 8)))
+    model.hf(**inputs)
+    assert not inputs["past_key_values"].layers
+    assert inputs["past_key_values"].get_seq_length() == 0
 
 
 def test_attention_needs_no_plan_while_kernels_are_few():

@@ -218,7 +218,7 @@ class Model(Texts):
             return found.to(self.device)
 
         return Tokens(
-            padded(rows, self._pad_id, torch.long),
+            padded(rows, self.pad_id, torch.long),
             padded([torch.ones(len(row)) for row in rows], 0, torch.bool),
             right=padding == "right",
             given=None if given is None else padded(given, 0, torch.long),
@@ -259,7 +259,7 @@ class Model(Texts):
         return self._heeds_positions
 
     @property
-    def _pad_id(self) -> int:
+    def pad_id(self) -> int:
         """Any valid id: pads are masked."""
         own = self.tokenizer.pad_token_id if self.tokenizer is not None else None
         return own if own is not None and own < self.vocabulary else 0

@@ -97,6 +97,8 @@ def check(model: Model) -> Check:
     True
     """
     tokens = _random_tokens(model)
+    model.bare = model.causal = model.cuts_logits = False
+    model.restart = None
     proofs = []
     for prove in (_finite, _called_once, _causal, _identity, _head_order, _head_sum, _surgery):
         proof = prove(model, tokens)
@@ -267,17 +269,33 @@ def _surgery_of_heads(
 
 def _bare(model: Model, tokens: Tokens) -> Proof:
     claim = "token ids alone give what they give with a mask that hides nothing and positions"
+    # A model might take an id for a pad, or for a text's end, where no mask says otherwise.
+    rows = [row.clone() for row in (tokens.ids[0], tokens.ids[1, :-3])]  # of different lengths
+    for place, number in enumerate(_special_ids(model)[: len(rows[1])]):
+        for row in rows:
+            row[place] = number
+    given = model.tokens(rows)
     model.bare = proved = False
     try:
-        told = model(tokens)
+        told = model(given)
         model.bare = True
-        proof = _compared(model, "bare", claim, told, model(tokens))
+        proof = _compared(model, "bare", claim, told[given.mask], model(given)[given.mask])
         proved = proof.passed
     except Exception as error:  # the model's own code runs here in a way it was not written for
         proof = Proof("bare", claim, float("inf"), 0.0, note=str(error))
     finally:
         model.bare = proved
     return dataclasses.replace(proof, required=False)
+
+
+def _special_ids(model: Model) -> list[int]:
+    """What a model or its tokenizer has for pads, and for the start and end of texts."""
+    found: set[Any] = {model.pad_id}
+    for source in (model.hf.config.get_text_config(), model.tokenizer):
+        for name in ("pad", "bos", "eos"):
+            own = getattr(source, f"{name}_token_id", None)
+            found.update(own if isinstance(own, list) else [own])
+    return sorted(n for n in found if isinstance(n, int) and 0 <= n < model.vocabulary)
 
 
 def _places(model: Model, tokens: Tokens) -> Proof:

@@ -14,13 +14,15 @@ GPU a kernel of our own puts the queries of all heads that share a key into one 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from headlab import fused
 
@@ -29,83 +31,99 @@ _MORE = ("softcap", "position_bias", "cache")  # of what an attention may be ask
 Attend = Callable[..., tuple[Tensor, Tensor | None]]
 
 
-@contextmanager
-def grouped_queries() -> Iterator[None]:
+class _Wanted(threading.local):
+    """Which ways of our own this thread wants; others may run models meanwhile."""
+
+    grouped = False
+    short = False
+
+
+_wanted = _Wanted()
+_users = 0  # blocks, of all threads, for which ours stands in
+_lock = threading.Lock()
+
+
+def grouped_queries() -> AbstractContextManager[None]:
     """Within the block steps under a mask go without repeated keys; all else as transformers does
     it."""
-    own: Attend = AttentionInterface()[_NAME]
-
-    def attend(
-        module: nn.Module,
-        query: Tensor,  # [row, head, position, width]
-        key: Tensor,  # [row, key head, position, width]
-        value: Tensor,
-        attention_mask: Tensor | None,
-        dropout: float = 0.0,
-        scaling: float | None = None,
-        **more: Any,
-    ) -> tuple[Tensor, Tensor | None]:
-        heads, keys = query.shape[1], key.shape[1]
-        plain = _is_plain(dropout, more)
-        if plain and fused.can_attend(query, key, value, attention_mask):
-            assert attention_mask is not None
-            scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-            return fused.attend(query, key, value, attention_mask, scale).transpose(1, 2), None
-        shared = attention_mask is not None and attention_mask.shape[1:3] == (1, 1)
-        if not shared or heads == keys or query.shape[2] > 1 or not plain:
-            return own(module, query, key, value, attention_mask, dropout, scaling, **more)
-        rows, _, _, width = query.shape
-        found = scaled_dot_product_attention(
-            query.reshape(rows, keys, heads // keys, width),
-            key,
-            value,
-            attn_mask=attention_mask,
-            scale=scaling,
-        )  # [row, key head, queries of the key, width]
-        return found.reshape(rows, 1, heads, value.shape[-1]), None
-
-    with _registered(attend, own):
-        yield
+    return _ours(grouped=True)
 
 
-@contextmanager
-def short_rows() -> Iterator[None]:
+def short_rows() -> AbstractContextManager[None]:
     """Within the block rows of a few tokens have attention of their own on a GPU, where no slopes
-    are wanted; all else as transformers does it. Nobody who looks for torch's attention sees it."""
-    own: Attend = AttentionInterface()[_NAME]
-
-    def attend(
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        dropout: float = 0.0,
-        scaling: float | None = None,
-        is_causal: bool | None = None,
-        **more: Any,
-    ) -> tuple[Tensor, Tensor | None]:
-        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        plain = attention_mask is None and causal and _is_plain(dropout, more)
-        if plain and fused.can_attend_all(query, key, value):
-            scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-            return fused.attend_all(query, key, value, scale), None
-        asked = {"is_causal": is_causal, **more}
-        return own(module, query, key, value, attention_mask, dropout, scaling, **asked)
-
-    with _registered(attend, own):
-        yield
+    are wanted; all else as transformers does it."""
+    return _ours(short=True)
 
 
-def _is_plain(dropout: float, more: dict[str, Any]) -> bool:
-    """Whether nothing unusual is asked for."""
-    return not dropout and not any(more.get(name) is not None for name in _MORE)
+def plain_attention() -> AbstractContextManager[None]:
+    """Within the block all is as transformers does it, for those who look at torch's attention."""
+    return _ours(grouped=False, short=False)
 
 
 @contextmanager
-def _registered(attend: Attend, own: Attend) -> Iterator[None]:
-    AttentionInterface.register(_NAME, attend)
+def _ours(**wanted: bool) -> Iterator[None]:
+    """Ours stands in for transformers' own; where somebody else's does, that is left alone."""
+    global _users
+    before = {name: getattr(_wanted, name) for name in wanted}
+    with _lock:
+        if not _users and AttentionInterface()[_NAME] is sdpa_attention_forward:
+            AttentionInterface.register(_NAME, _attend)
+        _users += 1
+    vars(_wanted).update(wanted)
     try:
         yield
     finally:
-        AttentionInterface.register(_NAME, own)
+        vars(_wanted).update(before)
+        with _lock:
+            _users -= 1
+            if not _users and AttentionInterface()[_NAME] is _attend:
+                AttentionInterface.register(_NAME, sdpa_attention_forward)
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,  # [row, head, position, width]
+    key: Tensor,  # [row, key head, position, width]
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **more: Any,
+) -> tuple[Tensor, Tensor | None]:
+    found = None
+    if not dropout and not any(more.get(name) is not None for name in _MORE):
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        if _wanted.grouped and attention_mask is not None:
+            found = _step(query, key, value, attention_mask, scale)
+        elif _wanted.short and attention_mask is None and _is_causal(module, more):
+            found = _short(query, key, value, scale)
+    if found is not None:
+        return found, None
+    own: Attend = sdpa_attention_forward
+    return own(module, query, key, value, attention_mask, dropout, scaling, **more)
+
+
+def _step(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor | None:
+    """Attention of one token under a mask, [row, 1, head, width]; None where it is not that."""
+    if fused.can_attend(query, key, value, mask):
+        return fused.attend(query, key, value, mask, scale).transpose(1, 2)
+    rows, heads, length, width = query.shape
+    keys = key.shape[1]
+    if mask.shape[1:3] != (1, 1) or heads == keys or length > 1:
+        return None
+    found = scaled_dot_product_attention(
+        query.reshape(rows, keys, heads // keys, width), key, value, attn_mask=mask, scale=scale
+    )  # [row, key head, queries of the key, width]
+    return found.reshape(rows, 1, heads, value.shape[-1])
+
+
+def _short(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor | None:
+    """Attention of all tokens of short rows, [row, position, head, width]; None of others."""
+    if not fused.can_attend_all(query, key, value):
+        return None
+    return fused.attend_all(query, key, value, scale)
+
+
+def _is_causal(module: nn.Module, more: dict[str, Any]) -> bool:
+    asked = more.get("is_causal")
+    return bool(getattr(module, "is_causal", True) if asked is None else asked)

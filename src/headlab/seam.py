@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from transformers.pytorch_utils import Conv1D
 
 from headlab.errors import HeadlabError
+from headlab.sdpa import plain_attention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -186,14 +187,16 @@ class _AttentionWatch(TorchFunctionMode):
 
 @contextmanager
 def visible_attention(hf: PreTrainedModel) -> Iterator[None]:
-    """Kernels that PyTorch does not see (flash, flex) give way to its own for one pass."""
+    """Kernels that PyTorch does not see (flash, flex, ours) give way to its own for one pass."""
     own = hf.config._attn_implementation
     if not any(kernel in str(own) for kernel in ("flash", "flex", "paged")):
-        yield
+        with plain_attention():
+            yield
         return
     hf.set_attn_implementation("sdpa")
     try:
-        yield
+        with plain_attention():
+            yield
     finally:
         hf.set_attn_implementation(own)
 

@@ -4,7 +4,7 @@ is wanted for, before it is used: Triton wants a C compiler, for one, and memory
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from importlib.util import find_spec
 
 import torch
@@ -15,7 +15,7 @@ _EPSILONS = 8  # by which ours may differ, of the largest number
 Pairs = list[tuple[Tensor, Tensor]]  # what ours gives, and what it should
 
 
-@lru_cache
+@cache
 def works(kernel: str, device: torch.device, dtype: torch.dtype, *sizes: int) -> bool:
     """Whether it can be built and run there, and gives what torch gives; whatever it is that fails,
     torch's operations remain. Memory that has run out is no answer."""
