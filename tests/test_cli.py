@@ -93,7 +93,7 @@ def test_check_describes_the_model_and_every_proof(folder):
     expected = {"layers": 3, "heads": 4, "kv_heads": 2, "head_width": 8, "passed": True}
     assert {key: record[key] for key in expected} == expected
     assert record["parameters"] == headlab.load(folder).n_parameters
-    assert len(record["proofs"]) == 14
+    assert len(record["proofs"]) == 15
     assert all(proof["passed"] for proof in record["proofs"])
     text = run("check", folder).stdout
     assert "kv heads" in text
@@ -102,14 +102,14 @@ def test_check_describes_the_model_and_every_proof(folder):
 
 
 def test_a_model_that_fails_its_check_ends_in_one_sentence(folder, monkeypatch):
-    from headlab import proofs
+    from headlab.proofs import meaning
 
-    honest = proofs._identity
+    honest = meaning.identity
 
     def broken(model, tokens):
         return dataclasses.replace(honest(model, tokens), difference=0.25)
 
-    monkeypatch.setattr(proofs, "_identity", broken)
+    monkeypatch.setattr(meaning, "identity", broken)
     result = run("check", folder, "--quiet")
     assert result.exit_code == 1
     assert result.stdout == "failed\n"

@@ -1,0 +1,197 @@
+"""That a shorter way gives the same: a model that fails one of these goes the longer way."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from headlab.gates import Gates
+from headlab.heads import Head
+from headlab.proofs.result import Proof, compared, difference, worst_layer
+from headlab.restart import clean_pass, learn_forms, restarted
+from headlab.standins import GatedMlp, Norm, find_mlps, find_norms, find_rotary, rotary_excess
+
+if TYPE_CHECKING:
+    from headlab.model import Model, Tokens
+
+Standing = TypeVar("Standing", Norm, GatedMlp)
+
+
+def bare(model: Model, tokens: Tokens) -> Proof:
+    claim = "token ids alone give what they give with a mask that hides nothing and positions"
+    # A model might take an id for a pad, or for a text's end, where no mask says otherwise.
+    rows = [row.clone() for row in (tokens.ids[0], tokens.ids[1, :-3])]  # of different lengths
+    for place, number in enumerate(_special_ids(model)[: len(rows[1])]):
+        for row in rows:
+            row[place] = number
+    given = model.tokens(rows)
+    model.bare = proved = False
+    try:
+        told = model(given)
+        model.bare = True
+        proof = compared(model, "bare", claim, told[given.mask], model(given)[given.mask])
+        proved = proof.passed
+    except Exception as error:  # the model's own code runs here in a way it was not written for
+        proof = Proof("bare", claim, float("inf"), 0.0, note=str(error))
+    finally:
+        model.bare = proved
+    return dataclasses.replace(proof, required=False)
+
+
+def _special_ids(model: Model) -> list[int]:
+    """What a model or its tokenizer has for pads, and for the start and end of texts."""
+    found: set[Any] = {model.pad_id}
+    for source in (model.hf.config.get_text_config(), model.tokenizer):
+        for name in ("pad", "bos", "eos"):
+            own = getattr(source, f"{name}_token_id", None)
+            found.update(own if isinstance(own, list) else [own])
+    return sorted(n for n in found if isinstance(n, int) and 0 <= n < model.vocabulary)
+
+
+def places(model: Model, tokens: Tokens) -> Proof:
+    claim = "logits computed at chosen places only are the full pass's"
+    model.restart = None
+    rows, positions = _every_place(tokens)
+    full = model(tokens)[rows, positions]
+    model.cuts_logits = proved = False
+    try:
+        model.cuts_logits = True
+        proof = compared(model, "places", claim, full, model.logits_at(tokens, rows, positions))
+        proved = proof.passed
+    except Exception as error:  # as above
+        proof = Proof("places", claim, float("inf"), 0.0, note=str(error))
+    finally:
+        model.cuts_logits = proved
+    return dataclasses.replace(proof, required=False)
+
+
+def restart(model: Model, tokens: Tokens) -> Proof:
+    claim = "a pass restarted at any layer gives the full pass's logits bit for bit"
+    try:
+        model.restart = learn_forms(model, tokens)
+        proof = worst_layer(_restart_at_layers(model, tokens, claim))
+    except Exception as error:  # as above
+        proof = Proof("restart", claim, float("inf"), 0.0, note=str(error))
+    if not proof.passed:
+        model.restart = None
+    elif model.restart is not None and None in model.restart.attentions:
+        proof = dataclasses.replace(proof, note="a layer's attention is computed for each mask")
+    return dataclasses.replace(proof, required=False)
+
+
+def _restart_at_layers(model: Model, tokens: Tokens, claim: str) -> Iterator[Proof]:
+    places = _every_place(tokens)
+    clean = clean_pass(model, tokens, range(model.n_layers), *places)
+    for layer in range(model.n_layers):
+        with restarted(model, {layer: 1}, clean):
+            logits = model.logits_at(tokens, *places)
+        yield Proof("restart", claim, difference(clean.logits, logits), 0.0, layer)
+
+
+def joining(model: Model, tokens: Tokens) -> Proof:
+    claim = "masks that join a pass, each at its own layer, give what they give in a whole pass"
+    if model.restart is None:
+        note = "it needs the proof above"
+        return Proof("joining", claim, float("inf"), 0.0, note=note, required=False)
+    alone = proved = model.restart
+    n = model.n_layers
+    gates = Gates.stack(
+        [Gates.ablate(model, [Head(layer, layer % model.n_heads)]) for layer in range(n)]
+    )
+    each = len(tokens.ids)
+    repeated = tokens.repeated(n)
+    last = torch.full((n * each,), tokens.ids.shape[1] - 1, device=tokens.ids.device)
+    places = torch.arange(n * each, device=last.device), last  # of every row
+    clean = clean_pass(model, tokens, range(n), places[0][:each], last[:each])
+    try:
+        with model.gated(gates, rows_of_a_mask=each):
+            whole = model.logits_at(repeated, *places)
+            model.restart = dataclasses.replace(alone, joins=True)
+            with restarted(model, dict.fromkeys(range(n), 1), clean):
+                joined = model.logits_at(repeated, *places)
+        proof = compared(model, "joining", claim, whole, joined)
+        proved = model.restart if proof.passed else alone
+    except Exception as error:  # as above
+        proof = Proof("joining", claim, float("inf"), 0.0, note=str(error))
+    finally:
+        model.restart = proved
+    return dataclasses.replace(proof, required=False)
+
+
+def ending(model: Model, tokens: Tokens) -> Proof:
+    claim = "the last layer run at chosen places only gives the full pass's logits there"
+    some = torch.arange(1, tokens.ids.numel(), 3, device=tokens.ids.device)  # not whole rows
+    rows, positions = (places[some] for places in _every_place(tokens))
+    gates = Gates.ablate(model, [Head(model.n_layers - 1, 0)], scale=0.5)
+    if model.restart is None or not model.cuts_logits:
+        note = "it needs the two proofs above"
+        return Proof("ending", claim, float("inf"), 0.0, note=note, required=False)
+    late = proved = model.restart
+    try:
+        with model.gated(gates):
+            full = model(tokens)[rows, positions]
+            model.restart = dataclasses.replace(late, ends_early=True)
+            early = model.logits_at(tokens, rows, positions)
+        proof = compared(model, "ending", claim, full, early)
+        proved = model.restart if proof.passed else late
+    except Exception as error:  # as above
+        proof = Proof("ending", claim, float("inf"), 0.0, note=str(error))
+    finally:
+        model.restart = proved
+    return dataclasses.replace(proof, required=False)
+
+
+def norms(model: Model, tokens: Tokens) -> Proof:
+    claim = "each RMS norm in one kernel is as exact as the model's own"
+    proof, model.norms = _as_exact("norms", claim, find_norms(model.hf))
+    return proof
+
+
+def mlps(model: Model, tokens: Tokens) -> Proof:
+    claim = "each MLP's silu(gate) · up in one kernel is as exact as the model's own"
+    proof, model.mlps = _as_exact("mlps", claim, find_mlps(model.hf))
+    return proof
+
+
+def _as_exact(name: str, claim: str, found: list[Standing]) -> tuple[Proof, list[Standing]]:
+    """Which of these may stand in for the model's own modules."""
+    excess = {each.name: _excess_of(each) for each in found}
+    proved = [each for each in found if excess[each.name] <= 0]
+    worst = max(excess, key=excess.__getitem__, default="")
+    note = f"{len(proved)} of {len(found)} {name}"
+    note += f", not {worst}" if found and excess[worst] > 0 else ""
+    largest = max(0.0, *excess.values(), 0.0)
+    return Proof(name, claim, largest, 0.0, note=note, required=False), proved
+
+
+def _excess_of(standing: Norm | GatedMlp) -> float:
+    try:
+        excess = standing.excess()
+    except Exception:  # its weights are no plain matrices
+        return float("inf")
+    return float("inf") if math.isnan(excess) else excess
+
+
+def rotary(model: Model, tokens: Tokens) -> Proof:
+    claim = "rotary positions in few kernels are as exact as the model's own"
+    model.rotary = None
+    own = find_rotary(model)
+    if own is None:
+        return Proof("rotary", claim, 0.0, 0.0, note="the model has none", required=False)
+    try:
+        excess = rotary_excess(model, own)
+    except Exception as error:  # as above
+        return Proof("rotary", claim, float("inf"), 0.0, note=str(error), required=False)
+    if excess <= 0:
+        model.rotary = own
+    return Proof("rotary", claim, max(0.0, excess), 0.0, required=False)
+
+
+def _every_place(tokens: Tokens) -> tuple[Tensor, Tensor]:
+    rows, positions = tokens.mask.nonzero(as_tuple=True)
+    return rows, positions
