@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,8 +15,41 @@ import transformers as hf
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import headlab
-from headlab import Model
+from headlab import HeadlabError, Model
+from headlab.files import require_folder, write_whole
 from headlab.loading import DTYPES
+
+
+class Kept:
+    """Results as JSON, added to those that a file has; whole at every moment."""
+
+    def __init__(self, path: Path | None):
+        self._path = path
+        self.found: dict[str, Any] = {}
+        if path is None:
+            return
+        require_folder(path.parent)
+        if path.exists():
+            try:
+                self.found = json.loads(path.read_text())
+            except ValueError as error:
+                raise HeadlabError(f"{path} is no JSON ({error}); give another --out") from error
+
+    def write(self) -> None:
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(self._path, json.dumps(self.found, indent=1))
+
+
+def plainly(main: Callable[[], None]) -> None:
+    """Run it; what is wrong, or an interruption, is one sentence."""
+    try:
+        main()
+    except HeadlabError as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("\ninterrupted; what was finished is in --out, if that was given")
+
 
 SHAPES: dict[str, Callable[[], hf.PretrainedConfig]] = {
     "small": lambda: hf.LlamaConfig(

@@ -11,14 +11,13 @@ With more heads each is narrower, so that the weights stay as many.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from common import GIB, SHAPES, model_of, timed
+from common import GIB, SHAPES, Kept, model_of, plainly, timed
 from works import Ablate
 
 import headlab
@@ -127,13 +126,12 @@ def main() -> None:
     options.add_argument("--out", type=Path, help="results as JSON, added to those in it")
     asked = options.parse_args()
     asked.dtype = asked.dtype or ("bfloat16" if asked.device == "cuda" else "float32")
-    kept = json.loads(asked.out.read_text()) if asked.out and asked.out.exists() else {}
-    own = kept.setdefault("large" if asked.large else asked.shape, {})
+    kept = Kept(asked.out)
+    own = kept.found.setdefault("large" if asked.large else asked.shape, {})
     for name, found in large(asked) if asked.large else grow(asked):
         own[name] = found
-        if asked.out:
-            asked.out.write_text(json.dumps(kept, indent=1))
+        kept.write()
 
 
 if __name__ == "__main__":
-    main()
+    plainly(main)

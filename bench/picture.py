@@ -6,14 +6,15 @@ python bench/picture.py race.json growth.json --shape llama-3.2-1b --out docs/im
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
+from common import Kept, plainly
 from growth import slope
 from matplotlib import pyplot as plt
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from race import ROWS
 
+from headlab import HeadlabError
 from headlab.figures import BLUE, GREEN, GREY, ORANGE, PINK, STYLE
 
 _COLOURS = {"hooks": GREY, "TransformerLens 4.3": ORANGE, "nnsight 0.8": BLUE, "pyvene 0.1.8": PINK}
@@ -29,13 +30,25 @@ def main() -> None:
     options.add_argument("--shape", default="llama-3.2-1b", help="whose growth is drawn")
     options.add_argument("--out", type=Path, required=True)
     asked = options.parse_args()
+    race, growth = (_read(each) for each in (asked.race, asked.growth))
+    if asked.shape not in growth:
+        raise HeadlabError(
+            f"{asked.growth} has no growth of {asked.shape}: growth.py --shape {asked.shape} "
+            f"--out {asked.growth} adds it"
+        )
     with plt.rc_context(STYLE):
         figure, (left, right) = plt.subplots(
             1, 2, figsize=(10, 3.6), gridspec_kw={"width_ratios": [2, 1], "wspace": 0.25}
         )
-        draw_ratios(left, json.loads(asked.race.read_text()))
-        draw_growth(right, json.loads(asked.growth.read_text())[asked.shape], asked.shape)
+        draw_ratios(left, race)
+        draw_growth(right, growth[asked.shape], asked.shape)
         figure.savefig(asked.out, bbox_inches="tight")
+
+
+def _read(path: Path) -> dict:
+    if not path.exists():
+        raise HeadlabError(f"there is no {path}; race.py and growth.py write theirs with --out")
+    return Kept(path).found
 
 
 def draw_ratios(axis: plt.Axes, race: dict) -> None:
@@ -62,7 +75,7 @@ def draw_ratios(axis: plt.Axes, race: dict) -> None:
     axis.yaxis.set_major_formatter(_PLAIN)
     axis.yaxis.set_minor_formatter(NullFormatter())
     axis.set_xticks(range(len(names)), [name.replace("-", "\n") for name in names])
-    axis.set_ylabel("seconds of others, Headlab = 1")
+    axis.set_ylabel("times Headlab's seconds")
     axis.legend(frameon=False, fontsize=7, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
 
 
@@ -82,9 +95,10 @@ def draw_growth(axis: plt.Axes, growth: dict, shape: str) -> None:
     for each in (axis.xaxis, axis.yaxis):
         each.set_major_formatter(_PLAIN)
         each.set_minor_formatter(NullFormatter())
-    axis.set_title(f"a sweep of {shape} (s)", loc="left")
+    axis.set_xlabel("number of each, else 32 x 32")
+    axis.set_ylabel(f"seconds of a sweep, {shape}")
     axis.legend(frameon=False, fontsize=7)
 
 
 if __name__ == "__main__":
-    main()
+    plainly(main)

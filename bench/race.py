@@ -20,7 +20,7 @@ from __future__ import annotations
 import argparse
 import copy
 import gc
-import json
+import inspect
 import statistics
 import sys
 from dataclasses import asdict, dataclass, field
@@ -28,11 +28,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import GIB, SHAPES, bandwidth, matrix_rate, random_model, timed
+from common import GIB, SHAPES, Kept, bandwidth, matrix_rate, plainly, random_model, timed
 from peers import PEERS, Cannot, load
 from torch import Tensor
 from works import WORKS, Work
 
+from headlab import HeadlabError
 from headlab.loading import DTYPES
 
 # name: work, shape, its size; sample: heads that others do; masks that hooks, and others, do
@@ -86,22 +87,27 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     options.add_argument("--small", action="store_true", help="small works, for a CPU")
-    options.add_argument("--rows", default="all", help=f"of {', '.join(ROWS)}")
-    options.add_argument("--work", choices=WORKS, help="one of another size")
+    told = f"of {', '.join(ROWS)}; with --small of {', '.join(SMALL)}; or all"
+    options.add_argument("--rows", default="all", help=told)
+    options.add_argument(
+        "--work", choices=WORKS, help="instead of rows: this, of --shape and --size"
+    )
     options.add_argument("--shape", choices=SHAPES, default="smollm2-135m")
-    options.add_argument("--size", default="prompts=32,length=16")
-    options.add_argument("--peers", default=",".join(PEERS), help="or none")
+    told = "; ".join(f"{name}: {', '.join(_sizes(work))}" for name, work in WORKS.items())
+    options.add_argument("--size", default="prompts=32,length=16", help=f"numbers of {told}")
+    options.add_argument("--peers", default=",".join(PEERS), help="some of these, or none")
     options.add_argument("--dtype", choices=DTYPES)
     options.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options.add_argument("--repeats", type=int, default=3)
     options.add_argument("--out", type=Path, help="results as JSON, added to those in it")
     asked = options.parse_args()
-    rows = SMALL if asked.small else ROWS
-    if asked.work:
-        size = {name: int(n) for name, n in (each.split("=") for each in asked.size.split(","))}
-        rows = {f"{asked.work}-{asked.shape}": (asked.work, asked.shape, size)}
-    elif asked.rows != "all":
-        rows = {name: rows[name] for name in asked.rows.split(",")}
+    rows = _rows_of(asked)
+    peers = [] if asked.peers == "none" else asked.peers.split(",")
+    if unknown := [name for name in peers if name not in PEERS]:
+        raise HeadlabError(f"no peer {unknown[0]!r}; there are {', '.join(PEERS)}")
+    if asked.repeats < 1:
+        raise HeadlabError(f"at least one run, not {asked.repeats}")
+    kept = Kept(asked.out)
     dtype = asked.dtype or ("bfloat16" if asked.device == "cuda" else "float32")
     rate, wide = matrix_rate(DTYPES[dtype], asked.device), bandwidth(asked.device)
     print(
@@ -109,16 +115,15 @@ def main() -> None:
         f"a large sum {wide / 1e12:.3f} TB/s",
         flush=True,
     )
-    kept = json.loads(asked.out.read_text()) if asked.out and asked.out.exists() else {}
     agreed = True
     for name, (kind, shape, size) in rows.items():
         model = random_model(shape, dtype, asked.device)
         work = WORKS[kind](model, **size)
         race = Race(name, work, asked.device, asked.repeats)
-        race.run([] if asked.peers == "none" else asked.peers.split(","))
+        race.run(peers)
         race.show(shape, work.floor(rate, wide))
         agreed = agreed and race.agrees
-        kept[name] = {
+        kept.found[name] = {
             "shape": shape,
             "size": size,
             "dtype": dtype,
@@ -126,12 +131,43 @@ def main() -> None:
             "ways": [asdict(each) for each in race.results],
             "cannot": race.cannot,
         }
-        if asked.out:
-            asked.out.write_text(json.dumps(kept, indent=1))
+        kept.write()
         del race, work, model
         tidy(asked.device)
     if not agreed:
         sys.exit("numbers differ")
+
+
+def _rows_of(asked: argparse.Namespace) -> dict[str, tuple[str, str, dict[str, int]]]:
+    """What is to be raced, by name."""
+    rows = SMALL if asked.small else ROWS
+    if asked.work:
+        size = _size(asked.work, asked.size)
+        return {f"{asked.work}-{asked.shape}": (asked.work, asked.shape, size)}
+    if asked.rows == "all":
+        return rows
+    for name in (names := asked.rows.split(",")):
+        if name not in rows:
+            raise HeadlabError(f"no row {name!r}; there are {', '.join(rows)}")
+    return {name: rows[name] for name in names}
+
+
+def _sizes(work: type[Work]) -> list[str]:
+    """The numbers that make up its size."""
+    return [name for name in inspect.signature(work).parameters if name != "model"]
+
+
+def _size(work: str, told: str) -> dict[str, int]:
+    size = {}
+    for each in told.split(","):
+        name, _, number = each.partition("=")
+        if name not in _sizes(WORKS[work]) or not number.isdigit() or int(number) < 1:
+            known = ", ".join(_sizes(WORKS[work]))
+            raise HeadlabError(f"{each!r} is no size of {work}: NAME=NUMBER, from 1, of {known}")
+        size[name] = int(number)
+    if missing := {"prompts", "length"} - set(size):
+        raise HeadlabError(f"the size has no {min(missing)}, e.g. prompts=32,length=16")
+    return size
 
 
 class Race:
@@ -151,7 +187,10 @@ class Race:
                 few[name] = way(True)
             except Cannot as reason:
                 self.cannot[name] = str(reason)
-            except Exception as error:  # another library's; the race goes on
+            except Exception as error:
+                if name == "headlab":
+                    raise
+                # Another library's; the race goes on.
                 self.cannot[name] = f"breaks down: {type(error).__name__}: {error}"[:300]
             if name in self.cannot:
                 del ways[name]
@@ -251,4 +290,4 @@ def tidy(device: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    plainly(main)

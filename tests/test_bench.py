@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import transformers as hf
 
+from headlab import HeadlabError
+
 BENCH = Path(__file__).parent.parent / "bench"
 
 
@@ -61,6 +63,34 @@ def test_every_work_is_raced_and_agrees_with_hooks(race, dtype, monkeypatch, tmp
     assert "floors" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--rows", "nosuch"], "no row 'nosuch'; there are ablate, patch"),
+        (["--work", "keep", "--size", "prompts=4,lengthy=8"], "'lengthy=8' is no size of keep"),
+        (["--work", "keep", "--size", "prompts=0,length=8"], "'prompts=0' is no size of keep"),
+        (["--work", "keep", "--size", "prompts=4"], "the size has no length"),
+        (["--peers", "hooks,nosuch"], "no peer 'nosuch'; there are hooks"),
+        (["--repeats", "0"], "at least one run"),
+        (["--out", __file__], "is no JSON"),
+    ],
+)
+def test_what_cannot_be_raced_is_one_sentence_before_anything_runs(
+    race, options, says, monkeypatch, capsys
+):
+    monkeypatch.setattr(race, "matrix_rate", lambda *_: 1 / 0)
+    with pytest.raises(HeadlabError, match=says):
+        run(race, monkeypatch, *options)
+
+
+def test_our_own_breakdown_is_no_row_without_us(race, monkeypatch):
+    from works import Ablate
+
+    monkeypatch.setattr(Ablate, "ours", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run(race, monkeypatch, "--rows", "ablate")
+
+
 def test_another_work_is_noticed(race, monkeypatch, capsys):
     from peers.hooks import Hooks
 
@@ -82,8 +112,7 @@ def test_a_library_that_is_missing_or_breaks_down_is_listed(race, monkeypatch, c
     monkeypatch.setitem(peers.PEERS, "lens", ("lens", "Lens", "not_installed_anywhere"))
 
     monkeypatch.setattr(Hooks, "patch", broken)
-    run(race, monkeypatch, "--rows", "patch", "--peers", "hooks,lens,nobody")
+    run(race, monkeypatch, "--rows", "patch", "--peers", "hooks,lens")
     shown = capsys.readouterr().out
     assert "cannot: breaks down: KeyError" in shown
-    assert "pip install 'headlab[bench]'" in shown
-    assert "no peer 'nobody'" in shown
+    assert "not_installed_anywhere is not installed: make bench does it" in shown

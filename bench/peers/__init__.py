@@ -41,11 +41,9 @@ class Cannot(Exception):  # noqa: N818 - it reads as a sentence
 
 def load(name: str, network: PreTrainedModel, **settings: Any) -> Any:
     """A peer by name, set up for this network."""
-    if name not in PEERS:
-        raise Cannot(f"no peer {name!r} (there are {', '.join(PEERS)})")
     module, kind, package = PEERS[name]
     if find_spec(package) is None:
-        raise Cannot(f"{package} is not installed: pip install 'headlab[bench]'")
+        raise Cannot(f"{package} is not installed: make bench does it, or pip install '.[bench]'")
     try:
         found = import_module(f"{__name__}.{module}")
     except ImportError as error:

@@ -23,7 +23,7 @@ Standing = TypeVar("Standing", Norm, GatedMlp)
 
 
 def bare(model: Model, tokens: Tokens) -> Proof:
-    claim = "token ids alone give what they give with a mask that hides nothing and positions"
+    claim = "token ids alone give the logits they give with positions and a mask of ones"
     # A model might take an id for a pad, or for a text's end, where no mask says otherwise.
     rows = [row.clone() for row in (tokens.ids[0], tokens.ids[1, :-3])]  # of different lengths
     for place, number in enumerate(_special_ids(model)[: len(rows[1])]):
