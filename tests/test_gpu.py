@@ -42,7 +42,10 @@ def test_fused_kernels_give_their_formulas_and_slopes(dtype):
     for kernel in fused.TRIALS:
         of_sizes = {
             "attend": [(1, 64), (3, 64), (4, 128), (2, 256)],
-            "attend_all": [(1, 16, 64), (3, 9, 64), (4, 64, 128), (8, 33, 80)],
+            "attend_all": [
+                *((1, 16, 64, 16), (3, 9, 64, 9), (4, 64, 128, 64), (8, 33, 80, 33)),
+                *((1, 5, 64, 16), (3, 1, 64, 17), (4, 32, 128, 64), (8, 13, 80, 33)),
+            ],
         }
         for sizes in of_sizes.get(kernel, [()]):
             assert fused.works(kernel, there, dtype, *sizes), (kernel, sizes)

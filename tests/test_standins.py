@@ -274,7 +274,8 @@ def test_kernels_of_our_own_keep_to_what_they_were_made_for(monkeypatch):
     assert not fused.can_attend_all(query, key.clone().requires_grad_(), key)
     with torch.no_grad():
         assert fused.can_attend_all(query.clone().requires_grad_(), key, key)
-    assert not fused.can_attend_all(query[:, :, :8], key, key), "keys of earlier tokens"
+    assert fused.can_attend_all(query[:, :, :8], key, key), "the last tokens of rows"
+    assert not fused.can_attend_all(query, key[:, :, :8], key[:, :, :8])
     assert not fused.can_attend_all(query[:, :5], key, key)
     assert not fused.can_attend_all(query[:1], key, key)
     assert not fused.can_attend_all(query, key, key[..., :4])

@@ -21,15 +21,23 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from headlab.batches import Batch, Flight, Readings, chunks, encode_all
+from headlab.batches import (
+    Batch,
+    Chunk,
+    Flight,
+    Readings,
+    chunks,
+    encode_all,
+    first_changes,
+)
 from headlab.errors import HeadlabError
 from headlab.examples import Example
 from headlab.gates import AXES, ZERO, Gates, Reference
 from headlab.measures import Encoded, Measure, find_measure
-from headlab.model import Tokens
 from headlab.restart import CleanPass, clean_pass, restarted
 from headlab.sdpa import short_rows
 from headlab.standins import gpu_kernels
+from headlab.tokens import Tokens
 
 if TYPE_CHECKING:
     from headlab.model import Model
@@ -137,33 +145,36 @@ class _Sweep:
         self.gates = values if sorted_already else values[self.order]
         self.touched = touched[self.order]
         self.firsts: list[int] = firsts.tolist()
+        forms = model.restart
+        late = restart and forms is not None and forms.begins_late
+        self.begins = first_changes(self.encoded, values, own) if late else None
 
     def run(self) -> None:
         largest = min(self.budget, _STORED_BYTES // self._stored_per_token)
-        for indices in chunks(self.encoded, largest):
-            self._run_chunk(indices)
+        for chunk in chunks(self.encoded, largest, len(self.firsts), self.begins):
+            self._run_chunk(chunk)
 
     @property
     def _stored_per_token(self) -> int:
-        """Bytes kept for a restart at every layer: its input, its z, the reference's z."""
+        """Bytes kept for a restart at every layer: its input, its z, the reference's z; or keys and
+        values, which are hardly wider."""
         hidden = self.model.hf.get_input_embeddings().weight.shape[1]
         width = self.model.n_heads * self.model.head_width
         return self.model.n_layers * (hidden + 2 * width) * self.model.dtype.itemsize
 
-    def _run_chunk(self, indices: list[int]) -> None:
+    def _run_chunk(self, chunk: Chunk) -> None:
         try:
-            self._measure_chunk(indices)
+            self._measure_chunk(chunk)
             return
         except torch.OutOfMemoryError:
             self._back_off()
-        if len(indices) == 1:
+        if len(chunk.examples) == 1:
             raise HeadlabError(
-                f"{self.encoded[indices[0]].example.name} does not fit into memory, even alone "
-                "with one mask"
+                f"{self.encoded[chunk.examples[0]].example.name} does not fit into memory, even "
+                "alone with one mask"
             )
-        half = len(indices) // 2
-        self._run_chunk(indices[:half])
-        self._run_chunk(indices[half:])
+        for half in chunk.halves():
+            self._run_chunk(half)
 
     def _back_off(self) -> None:
         self.budget = max(1, self.budget // 2)
@@ -173,11 +184,13 @@ class _Sweep:
         if _on_gpu(self.model):
             torch.cuda.empty_cache()
 
-    def _measure_chunk(self, indices: list[int]) -> None:
+    def _measure_chunk(self, chunk: Chunk) -> None:
+        indices, begin = chunk.examples, chunk.begin
         batch = Batch(self.model, [self.encoded[index] for index in indices])
         starts = sorted(set(self.firsts) - {_NOWHERE}) if self.restart else []
-        clean = clean_pass(self.model, batch.tokens, starts, batch.rows, batch.positions)
+        clean = clean_pass(self.model, batch.tokens, starts, batch.rows, batch.positions, begin)
         reference = batch.reference() if self.reference is None else self.reference
+        reference = reference.behind(begin)
         wide = self.clean.dtype
         compared = clean.logits.log_softmax(-1, dtype=wide) if self.measure.needs_kl else None
         readings = batch.read(clean.logits[None], compared, self.measure)
@@ -187,9 +200,9 @@ class _Sweep:
         whole = self.firsts.count(_NOWHERE)  # nothing is gated: the clean pass is the answer
         masks = range(whole, len(self.firsts))
         while masks:
-            part = self._part(masks, batch)
+            part = self._part(masks, batch, begin)
             try:
-                gates = self._gates_of(part, indices, batch)
+                gates = self._gates_of(part, chunk, batch)
                 logits = self._pass(batch, gates, part, clean, reference)
                 readings = batch.read(logits, compared, self.measure)
                 following = part, Flight(readings, logits.device)
@@ -209,23 +222,25 @@ class _Sweep:
         if whole:
             self._put(range(whole), indices, self.clean[indices].expand(whole, -1))
 
-    def _part(self, masks: range, batch: Batch) -> range:
+    def _part(self, masks: range, batch: Batch, begin: int) -> range:
         """As many of the masks as fit into a pass, of one start where others may not join."""
         logits = 4 * len(batch.positions) * self.model.vocabulary
         room = _room_for_logits(self.model)
-        n = max(1, min(self.budget // batch.tokens.ids.numel(), room // logits))
+        n = max(1, min(self.budget // batch.room(begin), room // logits))
         forms = self.model.restart
         if self.restart and forms is not None and not forms.joins:
             ahead = self.firsts[masks.start :]
             n = min(n, ahead.count(ahead[0]))
         return masks[:n]
 
-    def _gates_of(self, masks: range, indices: list[int], batch: Batch) -> Gates:
+    def _gates_of(self, masks: range, chunk: Chunk, batch: Batch) -> Gates:
         """Some masks on this batch: [mask, sequence|1, layer, head, position|1]."""
         values = self.gates[masks.start : masks.stop]
         if values.shape[1] > 1:
-            values = values[:, indices][:, batch.owners]
-        return Gates(values[..., : batch.tokens.ids.shape[1]], " ".join(AXES))
+            values = values[:, chunk.examples][:, batch.owners]
+        if values.shape[-1] > 1:
+            values = values[..., chunk.begin : batch.tokens.ids.shape[1]]
+        return Gates(values, " ".join(AXES))
 
     def _layers_of(self, masks: range) -> list[int]:
         """The layers that any of the masks touches."""
@@ -245,7 +260,7 @@ class _Sweep:
             if self.restart:
                 starts = Counter(self.firsts[masks.start : masks.stop])
                 stack.enter_context(restarted(self.model, starts, clean))
-            logits = self.model.logits_at(*batch.repeated(n))
+            logits = self.model.logits_at(*batch.repeated(n, clean.beginning))
         return logits.view(n, len(batch.positions), -1)
 
     def _put(self, masks: range, indices: list[int], values: Tensor) -> None:

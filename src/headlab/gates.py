@@ -237,6 +237,12 @@ class Reference:
             )
         return values
 
+    def behind(self, positions: int) -> Reference:
+        """For passes that begin so many positions later."""
+        if self.values is None or self.values.shape[2] == 1:
+            return self
+        return Reference(self.kind, self.values[:, :, positions:], self.examples)
+
 
 ZERO = Reference()
 

@@ -12,13 +12,15 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from headlab.batches import Batch, Flight, chunks, encode_all
+from headlab.batches import Batch, Flight, chunks, encode_all, first_changes
 from headlab.engine import Progress, ReferenceLike, find_budget, fixed_reference, require_lengths
 from headlab.errors import HeadlabError
 from headlab.examples import Example
 from headlab.gates import AXES, ZERO, Gates, Reference
 from headlab.measures import Measure, find_measure
+from headlab.sdpa import grouped_queries
 from headlab.standins import gpu_kernels
+from headlab.tokens import Beginning, Tokens
 
 if TYPE_CHECKING:
     from headlab.model import Model
@@ -82,18 +84,22 @@ def gate_gradients(
         if progress is not None:
             progress(len(masks) * len(indices))
 
-    with _frozen(model), gpu_kernels(model):
+    with _frozen(model), gpu_kernels(model), grouped_queries():
         tokens = (budget or find_budget(model)) // _GRAPH  # in a pass
-        for indices in chunks(encoded, tokens):
+        late = model.restart is not None and model.restart.begins_late
+        begins = first_changes(encoded, gates.values, own) if late else None
+        for chunk in chunks(encoded, tokens, n_masks, begins):
+            indices, begin = chunk.examples, chunk.begin
             batch = Batch(model, [encoded[index] for index in indices])
-            stand_in = batch.reference() if shared is None else shared
+            stand_in = (batch.reference() if shared is None else shared).behind(begin)
             clean = _clean_log_probs(model, batch, wide) if measure.needs_kl else None
-            passes = -(-n_masks // max(1, tokens // batch.tokens.ids.numel()))
+            beginning = _run_beginning(model, batch.tokens, begin) if begin else None
+            passes = -(-n_masks // max(1, tokens // batch.room(begin)))
             launched: tuple[Any, ...] = ()  # the pass before, read once the next is on its way
             for masks in torch.arange(n_masks).tensor_split(passes):  # all about as large
                 at = gates.values[masks, :, :, :, 0].detach().to(wide)
                 at = at.expand(-1, n, -1, -1)[:, indices]  # [mask, example, layer, head]
-                found, slope = _slopes(model, batch, at, stand_in, clean, measure)
+                found, slope = _slopes(model, batch, beginning, at, stand_in, clean, measure)
                 if launched:  # it has run by now
                     put(*launched)
                 launched = masks, indices, *(Flight(each, each.device) for each in (found, slope))
@@ -104,6 +110,7 @@ def gate_gradients(
 def _slopes(
     model: Model,
     batch: Batch,
+    beginning: Beginning | None,
     at: Tensor,
     reference: Reference,
     clean: Tensor | None,
@@ -113,13 +120,20 @@ def _slopes(
     there = Gates(at[:, batch.owners, :, :, None], " ".join(AXES)).to(model.device)
     by_row = there.values.requires_grad_()  # [mask, row, layer, head, 1]
     with model.gated(there, reference), torch.enable_grad():
-        logits = model.logits_at(*batch.repeated(len(at)))
+        logits = model.logits_at(*batch.repeated(len(at), beginning))
         logits = logits.view(len(at), len(batch.positions), -1)
         found = batch.values(batch.read(logits, clean, measure), measure)
         (slope,) = torch.autograd.grad(found.sum(), by_row)
     owners = torch.tensor(batch.owners, device=model.device)
     whole = torch.zeros(at.shape, dtype=slope.dtype, device=model.device)
     return found.detach(), whole.index_add_(1, owners, slope[..., 0])
+
+
+def _run_beginning(model: Model, tokens: Tokens, length: int) -> Beginning:
+    """Keys and values of the first positions, which no gate changes."""
+    beginning = Beginning(length)
+    model.observe(tokens.first(length).keeping(beginning), lambda *_: None)
+    return beginning
 
 
 def _clean_log_probs(model: Model, batch: Batch, wide: torch.dtype) -> Tensor:

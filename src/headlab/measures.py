@@ -148,6 +148,14 @@ class Sequence:
     def n_read(self) -> int:
         return len(self.ids) - self.start
 
+    @property
+    def parting(self) -> int:
+        """The first position where it and its counterfactual differ; at most where it is read."""
+        if self.corrupt is None:
+            return 0
+        apart = (self.ids != self.corrupt).nonzero()
+        return min(int(apart[0]), self.start) if len(apart) else self.start
+
 
 @dataclass(frozen=True)
 class Read:

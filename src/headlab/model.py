@@ -5,11 +5,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import DynamicCache
 
 from headlab.errors import HeadlabError
 from headlab.gates import ZERO, Gates, Reference, gate_heads
@@ -18,54 +17,10 @@ from headlab.seam import Seam, find_seam
 from headlab.sparse.gating import Gating, find_gating
 from headlab.standins import GatedMlp, Norm, Rotary
 from headlab.texts import BosPolicy, PerPrompt, Prompt, Texts
+from headlab.tokens import Forgetful, Tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-
-class Tokens(NamedTuple):
-    """A padded batch."""
-
-    ids: Tensor  # [example, position]
-    mask: Tensor  # [example, position], True at real tokens
-    right: bool = False  # known to have all pads on the right
-    given: Tensor | None = None  # [example, position], positions other than 0, 1, 2 ...
-    hidden: Tensor | None = None  # [example, position], True where nobody may look
-
-    @property
-    def positions(self) -> Tensor:
-        """Each real token's own position, whatever the padding side. [example, position]"""
-        if self.given is not None:
-            return self.given
-        return (self.mask.long().cumsum(1) - 1).clamp(min=0)
-
-    @property
-    def keys(self) -> Tensor:
-        """True at tokens that others may look at. [example, position]"""
-        return self.mask if self.hidden is None else self.mask & ~self.hidden
-
-    def picked(self, rows: Tensor) -> Tokens:
-        """These rows, some perhaps many times."""
-        return Tokens(
-            self.ids[rows],
-            self.mask[rows],
-            self.right,
-            None if self.given is None else self.given[rows],
-            None if self.hidden is None else self.hidden[rows],
-        )
-
-    def repeated(self, copies: int) -> Tokens:
-        """All rows, so many times over."""
-        return self.picked(torch.arange(len(self.ids), device=self.ids.device).repeat(copies))
-
-
-class _Forgetful(DynamicCache):  # type: ignore[misc]
-    """A cache that keeps nothing."""
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
-    ) -> tuple[Tensor, Tensor]:
-        return key_states, value_states
 
 
 class Model(Texts):
@@ -318,11 +273,12 @@ class Model(Texts):
         Such ids are given alone: at a mask or at positions transformers looks, and waits for a GPU;
         at its own positions as well, but for a cache.
         """
+        cache = tokens.cache
         if tokens.right and self.causal:
             if self.bare and tokens.given is None and tokens.hidden is None:
                 return {
                     "input_ids": tokens.ids,
-                    "past_key_values": _Forgetful(),
+                    "past_key_values": Forgetful() if cache is None else cache,
                     "use_cache": False,
                 }
             tokens = tokens._replace(mask=torch.ones_like(tokens.mask))
@@ -332,6 +288,8 @@ class Model(Texts):
             "attention_mask": tokens.keys.long(),
             "use_cache": False,
         }
+        if cache is not None:
+            inputs["past_key_values"] = cache
         if self.takes_positions:
             inputs["position_ids"] = tokens.positions
         return inputs

@@ -1,7 +1,8 @@
-"""Shorten a pass: start it at a layer, end it at the places that are read.
+"""Shorten a pass: start it at a layer and a position, end it at the places that are read.
 
 What lies below the start is skipped; its input and its heads are given. Rows that start higher up
-join the pass there. Above the last attention every position is by itself, so that the rest runs
+join the pass there. Of positions where nothing changes only keys and values are needed, which the
+clean pass has left. Above the last attention every position is by itself, so that the rest runs
 only where logits are asked for.
 """
 
@@ -16,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from headlab.errors import HeadlabError
+from headlab.tokens import Beginning, Tokens
 
 if TYPE_CHECKING:
-    from headlab.model import Model, Tokens
+    from headlab.model import Model
 
 
 @dataclass(frozen=True)
@@ -29,16 +31,19 @@ class Forms:
     attentions: list[int | None]  # None: it gives more than the output projection's output
     ends_early: bool = False  # the last layer may end at the places read, as headlab.check proves
     joins: bool = False  # rows may join a pass at a layer, as headlab.check proves
+    begins_late: bool = False  # passes may begin at a later position, as headlab.check proves
     by_row: tuple[dict[str, int], ...] = ()  # what each layer is given for every row (`_rows_of`)
 
 
 @dataclass(frozen=True)
 class CleanPass:
-    """What a pass without gates leaves behind for later ones to start from."""
+    """What a pass without gates leaves for later ones to start from; positions from the end of the
+    beginning on, if it has one."""
 
     inputs: dict[int, Tensor]  # of the layers asked for, [example, position, hidden]
     z: dict[int, Tensor]  # of the same layers, [example, position, head · width]
     logits: Tensor  # [place, vocabulary]
+    beginning: Beginning | None = None
 
 
 def learn_forms(model: Model, tokens: Tokens) -> Forms:
@@ -114,22 +119,31 @@ def _rows_of(few: dict[str, int], many: dict[str, int], rows: int) -> dict[str, 
 
 
 def clean_pass(
-    model: Model, tokens: Tokens, layers: Sequence[int], rows: Tensor, positions: Tensor
+    model: Model,
+    tokens: Tokens,
+    layers: Sequence[int],
+    rows: Tensor,
+    positions: Tensor,
+    begin: int = 0,
 ) -> CleanPass:
-    """Run the model as it is; keep the named layers' inputs and z, and the logits at the places."""
+    """Run the model as it is; keep the named layers' inputs and z, and the logits at the places.
+    With `begin`, of the positions before it only keys and values are kept."""
     model.require_clean()
     inputs: dict[int, Tensor] = {}
     z: dict[int, Tensor] = {}
+    beginning = Beginning(begin) if begin and layers else None
+    if beginning is not None:
+        tokens = tokens.keeping(beginning, min(layers))
 
     def keep_input(layer: int) -> Callable[..., None]:
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            inputs[layer] = _hidden(args, kwargs)
+            inputs[layer] = _hidden(args, kwargs)[:, begin:]
 
         return hook
 
     def keep_z(layer: int) -> Callable[..., None]:
         def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
-            z[layer] = args[0]
+            z[layer] = args[0][:, begin:]
 
         return hook
 
@@ -140,7 +154,7 @@ def clean_pass(
             stack.callback(before.remove)
             stack.callback(projection.register_forward_pre_hook(keep_z(layer)).remove)
         logits = model.logits_at(tokens, rows, positions)
-    return CleanPass(inputs, z, logits)
+    return CleanPass(inputs, z, logits, beginning)
 
 
 @contextmanager

@@ -2,14 +2,15 @@
 
 Rows of different lengths are padded, so each step of a text has a mask, and transformers then
 repeats keys and values until every query head has its own: for three queries a key, three times the
-cache, written and read in every layer of every step. A step has one query position, so the queries
-that share a key may stand beside each other as positions instead: the same products, the mask as it
-is. (It also looks whether the mask masks anything, which waits for a GPU once a step; next to a
-step that is little.) On a GPU a kernel of our own reads each row's keys and values where the mask
-shows them, and nowhere else.
+cache, written and read in every layer of every step. The queries that share a key may stand beside
+each other as positions instead: the same products, the mask as it is. (transformers also looks
+whether the mask masks anything, which waits for a GPU once a step; next to a step that is little.)
+On a GPU a kernel of our own reads each row's keys and values where the mask shows them, and nowhere
+else.
 
 Rows of a few tokens leave most of torch's attention idle: it works on 128 queries at a time. On a
-GPU a kernel of our own puts the queries of all heads that share a key into one block.
+GPU a kernel of our own puts the queries of all heads that share a key into one block. So it does
+with the last tokens of such rows, behind a beginning that has been run before.
 """
 
 from __future__ import annotations
@@ -34,8 +35,10 @@ Attend = Callable[..., tuple[Tensor, Tensor | None]]
 class _Wanted(threading.local):
     """Which ways of our own this thread wants; others may run models meanwhile."""
 
-    grouped = False
-    short = False
+    def __init__(self) -> None:
+        self.grouped = self.short = False
+        # Modules seen to need no mask, each token looking at all before it: over how many places.
+        self.causal: dict[nn.Module, int] = {}
 
 
 _wanted = _Wanted()
@@ -44,15 +47,16 @@ _lock = threading.Lock()
 
 
 def grouped_queries() -> AbstractContextManager[None]:
-    """Within the block steps under a mask go without repeated keys; all else as transformers does
-    it."""
+    """Within the block the last tokens of rows with a mask go without repeated keys; all else as
+    transformers does it."""
     return _ours(grouped=True)
 
 
 def short_rows() -> AbstractContextManager[None]:
-    """Within the block rows of a few tokens have attention of their own on a GPU, where no slopes
-    are wanted; all else as transformers does it."""
-    return _ours(short=True)
+    """Within the block rows of a few tokens, or their last tokens, have attention of their own on a
+    GPU, where no slopes are wanted; elsewhere last tokens with a mask go without repeated keys; all
+    else as transformers does it."""
+    return _ours(short=True, grouped=True, causal={})
 
 
 def plain_attention() -> AbstractContextManager[None]:
@@ -61,7 +65,7 @@ def plain_attention() -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _ours(**wanted: bool) -> Iterator[None]:
+def _ours(**wanted: Any) -> Iterator[None]:
     """Ours stands in for transformers' own; where somebody else's does, that is left alone."""
     global _users
     before = {name: getattr(_wanted, name) for name in wanted}
@@ -93,37 +97,55 @@ def _attend(
     found = None
     if not dropout and not any(more.get(name) is not None for name in _MORE):
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        if _wanted.grouped and attention_mask is not None:
-            found = _step(query, key, value, attention_mask, scale)
-        elif _wanted.short and attention_mask is None and _is_causal(module, more):
+        if _wanted.short and _looks_back(module, query, key, attention_mask, more):
             found = _short(query, key, value, scale)
+        if found is None and _wanted.grouped and attention_mask is not None:
+            found = _masked(query, key, value, attention_mask, scale)
     if found is not None:
         return found, None
     own: Attend = sdpa_attention_forward
     return own(module, query, key, value, attention_mask, dropout, scaling, **more)
 
 
-def _step(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor | None:
-    """Attention of one token under a mask, [row, 1, head, width]; None where it is not that."""
+def _masked(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor | None:
+    """Attention of the last tokens of rows, under one mask for all heads,
+    [row, position, head, width]; None of others."""
     if fused.can_attend(query, key, value, mask):
         return fused.attend(query, key, value, mask, scale).transpose(1, 2)
     rows, heads, length, width = query.shape
-    keys = key.shape[1]
-    if mask.shape[1:3] != (1, 1) or heads == keys or length > 1:
+    keys, places = key.shape[1:3]
+    group = heads // keys
+    last = length == 1 or length < places  # the mask of whole rows is too large to be repeated
+    if mask.shape[1:3] != (1, length) or group == 1 or not last:
         return None
+    if length > 1:
+        mask = mask[:1] if not mask.stride(0) else mask  # transformers expands one for all rows
+        mask = mask.repeat(1, 1, group, 1).expand(rows, -1, -1, -1)
     found = scaled_dot_product_attention(
-        query.reshape(rows, keys, heads // keys, width), key, value, attn_mask=mask, scale=scale
-    )  # [row, key head, queries of the key, width]
-    return found.reshape(rows, 1, heads, value.shape[-1])
+        query.reshape(rows, keys, group * length, width), key, value, attn_mask=mask, scale=scale
+    )  # [row, key head, query head of the key · position, width]
+    return found.reshape(rows, heads, length, value.shape[-1]).transpose(1, 2)
 
 
 def _short(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor | None:
-    """Attention of all tokens of short rows, [row, position, head, width]; None of others."""
+    """Attention of short rows, or of their last tokens, to all before them,
+    [row, position, head, width]; None of longer ones."""
     if not fused.can_attend_all(query, key, value):
         return None
     return fused.attend_all(query, key, value, scale)
 
 
-def _is_causal(module: nn.Module, more: dict[str, Any]) -> bool:
+def _looks_back(
+    module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None, more: dict[str, Any]
+) -> bool:
+    """Whether each token looks at itself and all before it. The last tokens of rows have a mask to
+    say so; what it says is known from a pass over as many places that needed none."""
+    length, places = query.shape[2], key.shape[2]
+    if mask is not None:
+        return length < places and _wanted.causal.get(module) == places
     asked = more.get("is_causal")
-    return bool(getattr(module, "is_causal", True) if asked is None else asked)
+    causal = bool(getattr(module, "is_causal", True) if asked is None else asked)
+    if causal and length == places:
+        _wanted.causal[module] = places
+        return True
+    return False

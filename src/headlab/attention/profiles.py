@@ -38,7 +38,8 @@ from headlab.texts import PerPrompt, Prompt
 if TYPE_CHECKING:
     import pandas as pd
 
-    from headlab.model import Model, Tokens
+    from headlab.model import Model
+    from headlab.tokens import Tokens
 
 STATISTICS = ("received", "given", "entropy", "first", "distance")
 

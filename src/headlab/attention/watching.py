@@ -18,9 +18,9 @@ from torch.nn.functional import pad
 from torch.overrides import TorchFunctionMode
 
 from headlab.errors import HeadlabError
-from headlab.model import Tokens
 from headlab.seam import visible_attention
 from headlab.sparse.attention import logits, opened
+from headlab.tokens import Tokens
 
 if TYPE_CHECKING:
     from headlab.model import Model

@@ -160,9 +160,10 @@ if triton is not None:
         to = out + row * out_row + own * out_head + at[None, :]
         tl.store(to, found / total[:, None], mask=there)
 
-    @triton.jit(do_not_specialize=["length"])  # type: ignore[untyped-decorator, unused-ignore]
+    # Rows of many lengths come, behind beginnings of many: one kernel for all.
+    @triton.jit(do_not_specialize=["before", "length"])  # type: ignore[untyped-decorator, unused-ignore]
     def _attend_all(  # type: ignore[no-untyped-def]
-        q, k, v, out, key_heads, group, length, width, scale,
+        q, k, v, out, key_heads, group, before, length, width, scale,
         q_row, q_head, q_place, k_row, k_head, k_place, v_row, v_head, v_place,
         out_row, out_head, out_place,
         block_queries: tl.constexpr, block_places: tl.constexpr, block_width: tl.constexpr,
@@ -176,7 +177,7 @@ if triton is not None:
         own, now = (head * group + query // length)[:, None], (query % length)[:, None]
         place, at = tl.arange(0, block_places), tl.arange(0, block_width)[None, :]
         there = (query < group * length)[:, None] & (at < width)
-        kept = (place < length)[:, None] & (at < width)
+        kept = (place < before + length)[:, None] & (at < width)
         keys = tl.load(
             k + row * k_row + head * k_head + place[:, None] * k_place + at, mask=kept, other=0.0
         )
@@ -187,7 +188,7 @@ if triton is not None:
             q + row * q_row + own * q_head + now * q_place + at, mask=there, other=0.0
         )
         scores = tl.dot(queries, tl.trans(keys), input_precision=precision) * scale
-        scores = tl.where(place[None, :] <= now, scores, float("-inf"))
+        scores = tl.where(place[None, :] <= before + now, scores, float("-inf"))
         weights = tl.exp(scores - tl.max(scores, 1)[:, None])
         found = tl.dot(weights.to(values.dtype), values, input_precision=precision)
         to = out + row * out_row + own * out_head + now * out_place + at
@@ -331,19 +332,20 @@ def _few_places(size: int) -> dict[str, int]:
 
 def attend_all(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     """Attention of every place to those up to it, of short rows: queries [row, head, place, width],
-    keys and values [row, key head, place, width]. Given as [row, place, head, width]."""
+    of all places or of the last, keys and values [row, key head, place, width]. Given as
+    [row, place, head, width]."""
     rows, heads, length, width = query.shape
-    key_heads = key.shape[1]
+    key_heads, places = key.shape[1:3]
     group = heads // key_heads
     out = torch.empty(rows, length, heads, width, dtype=query.dtype, device=query.device)
     block = min(64, max(16, triton.next_power_of_2(group * length)))
     with _where(query):
         _attend_all[(rows * key_heads, triton.cdiv(group * length, block))](
-            *(query, key, value, out, key_heads, group, length, width, scale),
+            *(query, key, value, out, key_heads, group, places - length, length, width, scale),
             *(*query.stride()[:3], *key.stride()[:3], *value.stride()[:3]),
             *(out.stride(0), out.stride(2), out.stride(1)),
             block_queries=block,
-            block_places=max(16, triton.next_power_of_2(length)),
+            block_places=max(16, triton.next_power_of_2(places)),
             block_width=max(16, triton.next_power_of_2(width)),
             precision="ieee",
         )
@@ -394,13 +396,13 @@ def can_attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -
 def can_attend_all(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Whether `attend_all` takes these: rows too short for torch's attention, which is made for
     blocks of more queries than they have."""
-    if key.shape != value.shape or query.shape[::2] != key.shape[::2]:
+    if key.shape != value.shape or len(query) != len(key) or query.shape[2] > key.shape[2]:
         return False
-    if query.shape[2] > SHORT or query.shape[1] % key.shape[1] or query.shape[3] != key.shape[3]:
+    if key.shape[2] > SHORT or query.shape[1] % key.shape[1] or query.shape[3] != key.shape[3]:
         return False
     if _wants_slopes(query, key, value):
         return False
-    sizes = query.shape[1] // key.shape[1], query.shape[2], query.shape[3]
+    sizes = query.shape[1] // key.shape[1], *query.shape[2:], key.shape[2]
     close = all(each.stride(-1) == 1 for each in (query, key, value))
     return close and _suit("attend_all", query, key, value, sizes=sizes)
 

@@ -96,16 +96,18 @@ def _attend(drawn: Callable[..., Tensor], group: int, width: int) -> Pairs:
     return [(fused.attend(query, key, value, mask, scale), exact)]
 
 
-def _attend_all(drawn: Callable[..., Tensor], group: int, length: int, width: int) -> Pairs:
+def _attend_all(
+    drawn: Callable[..., Tensor], group: int, length: int, width: int, places: int
+) -> Pairs:
     from headlab import fused
 
     rows, keys = 3, 2
     query = drawn(rows, length, keys * group, width).transpose(1, 2)
-    key, value = drawn(2, rows, length, keys, width).transpose(2, 3)
+    key, value = drawn(2, rows, places, keys, width).transpose(2, 3)
     scale = width**-0.5
     scores = scale * query.double() @ key.double().repeat_interleave(group, 1).mT
-    later = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
-    weights = scores.masked_fill(later, float("-inf")).softmax(-1)
+    later = torch.ones(length, places, dtype=torch.bool, device=query.device)
+    weights = scores.masked_fill(later.triu(1 + places - length), float("-inf")).softmax(-1)
     exact = weights @ value.double().repeat_interleave(group, 1)
     return [(fused.attend_all(query, key, value, scale), exact.transpose(1, 2))]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from headlab.batches import encode_all
 from headlab.examples import Example
 from headlab.measures import find_measure
-from headlab.model import Tokens
+from headlab.tokens import Tokens
 
 if TYPE_CHECKING:
     from headlab.model import Model

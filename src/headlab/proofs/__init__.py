@@ -10,7 +10,8 @@ from headlab.proofs import meaning, shortcuts
 from headlab.proofs.result import TOLERANCE, Check, Proof
 
 if TYPE_CHECKING:
-    from headlab.model import Model, Tokens
+    from headlab.model import Model
+    from headlab.tokens import Tokens
 
 __all__ = ["TOLERANCE", "Check", "Proof", "check"]
 _PROMPTS, _LENGTH = 2, 11  # of the random tokens the proofs run on
@@ -22,8 +23,8 @@ def check(model: Model) -> Check:
 
     Never raises for a wrong model: `.passed` says, `.require()` raises. As a side effect the model
     learns which shortcuts are proved: ids without mask and positions, restarting at a layer,
-    joining a pass there, logits at chosen places only, the last layer at those places only, norms,
-    MLPs and rotary positions in few kernels.
+    joining a pass there, logits at chosen places only, the last layer at those places only, passes
+    that begin where something changes, norms, MLPs and rotary positions in few kernels.
 
     >>> headlab.check(model).passed                                           # doctest: +SKIP
     True
@@ -44,7 +45,8 @@ def check(model: Model) -> Check:
     else:
         ways = (
             *(shortcuts.bare, shortcuts.places, shortcuts.restart, shortcuts.joining),
-            *(shortcuts.ending, shortcuts.norms, shortcuts.mlps, shortcuts.rotary),
+            *(shortcuts.ending, shortcuts.beginning),
+            *(shortcuts.norms, shortcuts.mlps, shortcuts.rotary),
         )
         proofs += [prove(model, tokens) for prove in ways]
     return Check(model.name, proofs)

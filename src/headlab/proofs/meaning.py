@@ -17,7 +17,8 @@ from headlab.proofs.result import Proof, compared, difference, worst_layer
 from headlab.seam import sightings
 
 if TYPE_CHECKING:
-    from headlab.model import Model, Tokens
+    from headlab.model import Model
+    from headlab.tokens import Tokens
 
 
 def finite(model: Model, tokens: Tokens) -> Proof:

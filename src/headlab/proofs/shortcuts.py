@@ -17,7 +17,8 @@ from headlab.restart import clean_pass, learn_forms, restarted
 from headlab.standins import GatedMlp, Norm, find_mlps, find_norms, find_rotary, rotary_excess
 
 if TYPE_CHECKING:
-    from headlab.model import Model, Tokens
+    from headlab.model import Model
+    from headlab.tokens import Tokens
 
 Standing = TypeVar("Standing", Norm, GatedMlp)
 
@@ -118,6 +119,39 @@ def joining(model: Model, tokens: Tokens) -> Proof:
         proved = model.restart if proof.passed else alone
     except Exception as error:  # as above
         proof = Proof("joining", claim, float("inf"), 0.0, note=str(error))
+    finally:
+        model.restart = proved
+    return dataclasses.replace(proof, required=False)
+
+
+def beginning(model: Model, tokens: Tokens) -> Proof:
+    claim = "passes that begin behind positions where nothing changes give what whole passes give"
+    if model.restart is None:
+        note = "it needs the proof of restart"
+        return Proof("beginning", claim, float("inf"), 0.0, note=note, required=False)
+    early = proved = model.restart
+    n, each, length = model.n_layers, *tokens.ids.shape
+    begin = length // 2
+    heads = [Head(layer, layer % model.n_heads) for layer in range(n)]
+    gates = torch.stack([Gates.ablate(model, [head]).values[0, 0] for head in heads])
+    late = gates.expand(-1, -1, -1, length).clone()  # [mask, layer, head, position]
+    late[..., :begin] = 1
+    axes = "mask layer head position"
+    last = torch.full((n * each,), length - 1, device=tokens.ids.device)
+    rows = torch.arange(n * each, device=last.device)
+    clean = clean_pass(model, tokens, range(n), rows[:each], last[:each], begin)
+    starts = dict.fromkeys(range(n), 1) if early.joins else {0: n}
+    try:
+        with model.gated(Gates(late, axes), rows_of_a_mask=each):
+            whole = model.logits_at(tokens.repeated(n), rows, last)
+        assert clean.beginning is not None
+        rest = tokens.behind(clean.beginning).repeated(n)
+        with model.gated(Gates(gates, axes), rows_of_a_mask=each), restarted(model, starts, clean):
+            found = model.logits_at(rest, rows, last - begin)
+        proof = compared(model, "beginning", claim, whole, found)
+        proved = dataclasses.replace(early, begins_late=proof.passed)
+    except Exception as error:  # as above
+        proof = Proof("beginning", claim, float("inf"), 0.0, note=str(error))
     finally:
         model.restart = proved
     return dataclasses.replace(proof, required=False)
