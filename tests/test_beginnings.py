@@ -116,6 +116,15 @@ def test_slopes_behind_a_beginning_are_those_of_whole_passes(model, lengths, apa
     assert (late.gradient - early.gradient).abs().max() < 1e-4 * max(1, scale)
 
 
+@each_architecture
+def test_it_is_so_where_positions_and_masks_are_given(model, apart):
+    model.bare = False
+    gates = random_masks(5, seed=8)[:, : model.n_layers]
+    late = measure(model, EXAMPLES, gates, "log-prob", "counterfactual")
+    early = measure(model, EXAMPLES, gates, "log-prob", "counterfactual", restart=False)
+    assert (late.values - early.values).abs().max() < 1e-4
+
+
 @pytest.mark.parametrize("measured", MEASURES)
 def test_every_measure_may_be_read_behind_a_beginning(llama, measured):
     examples = [EXAMPLES[2], LATE]
@@ -202,10 +211,21 @@ def test_a_beginning_that_cannot_be_proved_is_not_used(wrong, lengths):
     assert result.passed
     assert "beginning" in [proof.name for proof in result.proofs if not proof.passed]
     assert not model.restart.begins_late
+    lengths.clear()
     late = measure(model, [LATE], random_masks(5), "log-prob", "counterfactual")
-    assert set(lengths[-1:]) == {10}
     early = measure(model, [LATE], random_masks(5), "log-prob", "counterfactual", restart=False)
     assert (late.values - early.values).abs().max() < 1e-4
+    gate_gradients(model, [LATE], random_masks(3), "log-prob", "counterfactual")
+    assert set(lengths) == {10}
+
+
+def test_what_is_not_run_makes_room_for_more_masks(llama, lengths):
+    """But for its keys and values, which take room too."""
+    masks = Gates.each_head(llama)
+    for example, passes in ((LATE, 4), (EXAMPLES[1], 3)):  # 3 of 10 positions run, 1 of 9
+        lengths.clear()
+        measure(llama, [example], masks, "log-prob", "counterfactual", budget=9)
+        assert len(lengths) == passes
 
 
 def test_examples_are_grouped_where_that_saves_most():

@@ -150,11 +150,10 @@ class Sequence:
 
     @property
     def parting(self) -> int:
-        """The first position where it and its counterfactual differ; at most where it is read."""
-        if self.corrupt is None:
-            return 0
+        """The first position where it and its counterfactual differ; its length if none does."""
+        assert self.corrupt is not None
         apart = (self.ids != self.corrupt).nonzero()
-        return min(int(apart[0]), self.start) if len(apart) else self.start
+        return int(apart[0]) if len(apart) else len(self.ids)
 
 
 @dataclass(frozen=True)
