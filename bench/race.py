@@ -36,12 +36,18 @@ from works import WORKS, Work
 from headlab import HeadlabError
 from headlab.loading import DTYPES
 
-# name: work, shape, its size; sample: heads that others do; masks that hooks, and others, do
+# name: work, shape, its size; sample: heads that others do; alike: tokens that prompt and
+# counterfactual begin with; masks that hooks, and others, do
 ROWS: dict[str, tuple[str, str, dict[str, int]]] = {
     "ablate-135m": ("ablate", "smollm2-135m", {"prompts": 32, "length": 16, "sample": 64}),
     "ablate-1b": ("ablate", "llama-3.2-1b", {"prompts": 32, "length": 16, "sample": 64}),
     "ablate-8b": ("ablate", "llama-3.1-8b", {"prompts": 32, "length": 64, "sample": 32}),
     "patch-8b": ("patch", "llama-3.1-8b", {"prompts": 32, "length": 64, "sample": 32}),
+    "patch-late-8b": (
+        "patch",
+        "llama-3.1-8b",
+        {"prompts": 32, "length": 64, "alike": 32, "sample": 32},
+    ),
     "attribute-8b": ("attribute", "llama-3.1-8b", {"prompts": 32, "length": 64, "steps": 5}),
     "keep-1b": ("keep", "llama-3.2-1b", {"prompts": 64, "length": 32, "ks": 20, "orders": 6}),
     "fit-135m": ("fit", "smollm2-135m", {"prompts": 64, "length": 40, "target": 4}),
@@ -54,6 +60,7 @@ ROWS: dict[str, tuple[str, str, dict[str, int]]] = {
 SMALL: dict[str, tuple[str, str, dict[str, int]]] = {
     "ablate": ("ablate", "small", {"prompts": 8, "length": 16, "sample": 32}),
     "patch": ("patch", "small", {"prompts": 8, "length": 16, "sample": 32}),
+    "patch-late": ("patch", "small", {"prompts": 8, "length": 16, "alike": 8, "sample": 32}),
     "attribute": ("attribute", "small", {"prompts": 16, "length": 16, "steps": 5}),
     "keep": ("keep", "small", {"prompts": 16, "length": 16, "ks": 10, "orders": 3}),
     "fit": ("fit", "small", {"prompts": 8, "length": 16, "target": 4, "updates": 2}),

@@ -6,6 +6,7 @@ fast it could be at best: arithmetic at the measured matrix rate, bytes at the m
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -39,13 +40,16 @@ class Work:
         )
         self.others[:, -1] = self.ids[:, -1]
         self.targets = torch.randint(1, model.vocabulary, (prompts,), generator=random)
-        self.examples = [
+        self.n_heads = model.n_layers * model.n_heads
+
+    @cached_property
+    def examples(self) -> list[Example]:
+        return [
             Example(text(own), f" w{target}", counterfactual=text(other), id=str(number))
             for number, (own, other, target) in enumerate(
                 zip(self.ids.tolist(), self.others.tolist(), self.targets.tolist(), strict=True)
             )
         ]
-        self.n_heads = model.n_layers * model.n_heads
 
     @property
     def size(self) -> str:
@@ -123,9 +127,18 @@ class Ablate(Work):
 
 
 class Patch(Ablate):
-    """Every head from the counterfactual once."""
+    """Every head from the counterfactual once. Where they begin alike nothing changes, either."""
 
     kind = "patch"
+
+    def __init__(self, model: Model, prompts: int, length: int, sample: int = 0, alike: int = 0):
+        """`alike`: how many tokens a prompt and its counterfactual have in common at first."""
+        super().__init__(model, prompts, length, sample)
+        self.others[:, :alike] = self.ids[:, :alike]
+        self.changed = 1 - min(alike, length) / length
+
+    def floor(self, rate: float, wide: float) -> float:
+        return super().floor(rate, wide) * self.changed
 
     def scale(self, way: str) -> float:
         return (self.n_heads + 1) / (len(self.heads) + 1)  # one pass over the counterfactuals

@@ -53,12 +53,13 @@ def test_every_work_is_raced_and_agrees_with_hooks(race, dtype, monkeypatch, tmp
     out = tmp_path / "race.json"
     run(race, monkeypatch, "--dtype", dtype, "--out", str(out))
     found = json.loads(out.read_text())
-    assert list(found) == ["ablate", "patch", "attribute", "keep", "fit", "generate"]
+    assert list(found) == ["ablate", "patch", "patch-late", "attribute", "keep", "fit", "generate"]
     for row in found.values():
         ours, theirs = row["ways"]
         assert (ours["way"], theirs["way"]) == ("headlab", "hooks")
         assert theirs["ratio"] == pytest.approx(theirs["seconds"] / ours["seconds"])
         assert row["floor"] > 0
+    assert found["patch-late"]["floor"] == pytest.approx(found["patch"]["floor"] / 2)
     assert found["fit"]["ways"][1]["scaled"] == 10
     assert "floors" in capsys.readouterr().out
 

@@ -93,6 +93,7 @@ def test_check_passes_with_restart_proved(model):
         "restart",
         "joining",
         "ending",
+        "beginning",
         "norms",
         "mlps",
         "rotary",
