@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import itertools
 import random
+from functools import partial
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers.integrations import sdpa_attention
 
 import headlab.engine
-from headlab import Example, Gates, Head, Model, fused, measure
+from headlab import Example, Gates, Head, HeadlabError, Model, fused, generate, measure
 from headlab.batches import _by_beginning, chunks, encode_all, first_changes
 from headlab.gradients import gate_gradients
 from headlab.measures import MEASURES
@@ -186,13 +187,10 @@ def test_memory_that_runs_out_behind_a_beginning_is_met_with_smaller_passes(
     assert (found.values - early.values).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("wrong", ["place", "keys"])
-def test_a_beginning_that_cannot_be_proved_is_not_used(wrong, lengths):
-    hf = copy.deepcopy(tiny("llama"))
+def placed(hf) -> None:
+    """An MLP that counts positions from where the pass begins."""
 
     class Placed(torch.nn.Module):
-        """An MLP that counts positions from where the pass begins."""
-
         def __init__(self, mlp):
             super().__init__()
             self.mlp = mlp
@@ -200,12 +198,42 @@ def test_a_beginning_that_cannot_be_proved_is_not_used(wrong, lengths):
         def forward(self, hidden):
             return self.mlp(hidden) * (1 + 0.1 * torch.arange(hidden.shape[1])[:, None])
 
-    if wrong == "place":
-        hf.model.layers[0].mlp = Placed(hf.model.layers[0].mlp)
-    else:  # attention that keeps no keys of earlier passes
-        attention = hf.model.layers[1].self_attn
-        own = attention.forward
-        attention.forward = lambda *args, **named: own(*args, **{**named, "past_key_values": None})
+    hf.model.layers[0].mlp = Placed(hf.model.layers[0].mlp)
+
+
+def embedded(hf) -> None:
+    """Positions in the first hidden states that are counted from where the pass begins."""
+    table = torch.randn(64, hf.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    hf.model.embed_tokens.register_forward_hook(lambda _, __, out: out + table[: out.shape[1]])
+
+
+def forgetful(hf, layer: int) -> None:
+    """Attention that keeps no keys of earlier passes."""
+    attention = hf.model.layers[layer].self_attn
+    own = attention.forward
+    attention.forward = lambda *args, **named: own(*args, **{**named, "past_key_values": None})
+
+
+def of_tuples(hf) -> None:
+    """Code written for keys and values as tuples; it fails where it is given something else."""
+    own = hf.model.forward
+
+    def forward(*args, past_key_values=None, **named):
+        if past_key_values is not None:
+            past_key_values[0][0].size()
+        return own(*args, **named)
+
+    hf.model.forward = forward
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [placed, embedded, partial(forgetful, layer=0), partial(forgetful, layer=1), of_tuples],
+    ids=["places", "embeddings", "no keys", "no keys later", "tuples"],
+)
+def test_a_beginning_that_cannot_be_proved_is_not_used(odd, lengths):
+    hf = copy.deepcopy(tiny("llama"))
+    odd(hf)
     model = Model(hf, tiny_tokenizer(), name="odd")
     result = check(model)
     assert result.passed
@@ -217,6 +245,44 @@ def test_a_beginning_that_cannot_be_proved_is_not_used(wrong, lengths):
     assert (late.values - early.values).abs().max() < 1e-4
     gate_gradients(model, [LATE], random_masks(3), "log-prob", "counterfactual")
     assert set(lengths) == {10}
+
+
+def test_a_beginning_is_that_of_the_whole_prompt():
+    """Rotary positions may depend on how long a pass is."""
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "short_factor": [1.0] * 4,
+        "long_factor": [3.0, 4.0, 5.0, 6.0],
+        "original_max_position_embeddings": 8,  # the prompt has more, its beginning fewer
+        "partial_rotary_factor": 1.0,
+    }
+    torch.manual_seed(0)
+    long = {"rope_parameters": rope, "original_max_position_embeddings": 8}
+    config = type(tiny("phi3").config)(**{**tiny("phi3").config.to_dict(), **long})
+    hf = type(tiny("phi3"))(config).eval()
+    hf.load_state_dict(tiny("phi3").state_dict())
+    model = Model(hf, tiny_tokenizer(), name="longrope")
+    check(model)
+    assert model.restart.begins_late
+    masks = random_masks(4, seed=9)
+    late, early = (
+        gate_gradients(each, [LATE], masks, "log-prob", "counterfactual")
+        for each in (model, whole(model))
+    )
+    assert (late.gradient - early.gradient).abs().max() < 1e-4
+    values = measure(model, [LATE], masks, "log-prob", "counterfactual").values
+    assert (values - early.values).abs().max() < 1e-4
+
+
+def test_gates_of_too_few_positions_are_refused(llama):
+    """Also where those that are left might be taken for one of all positions."""
+    for positions in (2, 7, 8, 9):
+        values = torch.ones(1, 3, 4, positions)
+        values[..., 7:] = 0
+        gates = Gates(values, "mask layer head position")
+        with pytest.raises(HeadlabError, match=f"gates for {positions} positions do not fit"):
+            measure(llama, [LATE], gates, "log-prob", "counterfactual")
 
 
 def test_what_is_not_run_makes_room_for_more_masks(llama, lengths):
@@ -272,9 +338,9 @@ def test_a_chunk_begins_where_its_first_example_changes(llama):
     assert {each.begin for each in chunks(encoded, 60)} == {0}
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral"])
-def test_last_tokens_of_short_rows_attend_where_their_masks_show(model, monkeypatch):
-    """A kernel that looks at all before stands in where there is no window, and there alone."""
+@pytest.fixture
+def kernel(monkeypatch) -> list[tuple[int, int]]:
+    """A kernel that looks at all before, for short rows, is open on a CPU: its queries and keys."""
     shapes = []
 
     def attend_all(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
@@ -286,13 +352,29 @@ def test_last_tokens_of_short_rows_attend_where_their_masks_show(model, monkeypa
         )
         return found.transpose(1, 2)
 
-    masks = random_masks(6, seed=7)
-    early = measure(model, [LATE], masks, "log-prob", "counterfactual", restart=False)
     monkeypatch.setattr("headlab.fused.kernels.works", lambda kernel, *_: kernel == "attend_all")
     monkeypatch.setattr(fused, "attend_all", attend_all)
+    return shapes
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_last_tokens_of_short_rows_attend_where_their_masks_show(model, kernel):
+    """The kernel stands in where there is no window, and there alone."""
+    masks = random_masks(6, seed=7)
+    early = measure(model, [LATE], masks, "log-prob", "counterfactual", restart=False)
+    kernel.clear()
     late = measure(model, [LATE], masks, "log-prob", "counterfactual")
     assert (late.values - early.values).abs().max() < 1e-5
-    assert ((3, 10) in shapes) == (model.name == "llama")
+    assert ((3, 10) in kernel) == (model.name == "llama")
+
+
+def test_masks_of_texts_are_heeded_whatever_batches_came_before(llama, request):
+    """A batch without pads, then one with, as long."""
+    prompts = [LATE.prompt, LATE.counterfactual, "the cat sat on the mat, mary gave", "the cat sat"]
+    expected = generate(llama, prompts, max_new_tokens=9, rows_at_a_time=2).texts
+    kernel = request.getfixturevalue("kernel")
+    assert generate(llama, prompts, max_new_tokens=9, rows_at_a_time=2).texts == expected
+    assert kernel
 
 
 def test_keys_of_a_beginning_are_not_repeated_for_every_query_head(llama, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
@@ -19,7 +20,9 @@ from headlab.tokens import Beginning, Tokens
 if TYPE_CHECKING:
     from headlab.model import Model
 
-_LATE = 1 / 8  # of a run's length: what is saved by beginning earlier than that pays for nothing
+# Of a run's length: beginning earlier than that saves less than it costs. Behind a beginning there
+# is a mask, for which torch's attention of long rows is slower.
+_LATE, _LATE_IF_LONG = 1 / 8, 1 / 4
 _APART = 4  # running examples apart costs as much as one in so many parts of a pass
 _KEYS = 4  # a token of the beginning takes one in so many parts of the room of one that runs
 
@@ -84,7 +87,9 @@ def chunks(
     for begin, members in _by_beginning(begins, lengths, n_rows, masks, tokens // _APART):
         own = [lengths[number] for number in members]
         for part in by_length(own, tokens, [n_rows[number] for number in members]):
-            late = begin if begin >= max(own[number] for number in part) * _LATE else 0
+            longest = max(own[number] for number in part)
+            share = _LATE if longest <= fused.SHORT else _LATE_IF_LONG
+            late = begin if begin >= share * longest else 0
             yield Chunk([members[number] for number in part], late)
 
 
@@ -97,16 +102,19 @@ def _by_beginning(
     >>> _by_beginning([2, 9, 8], [10, 10, 10], [1, 1, 1], masks=50, overhead=100)
     [(2, [0]), (8, [2, 1])]
     """
-    steps = sorted(set(begins))
-    members = {step: [n for n, begin in enumerate(begins) if begin == step] for step in steps}
-    rows = [sum(n_rows[n] for n in members[step]) for step in steps]
-    whole = [sum(n_rows[n] * lengths[n] for n in members[step]) for step in steps]
+    members: dict[int, list[int]] = {step: [] for step in sorted(set(begins))}
+    for number, begin in enumerate(begins):
+        members[begin].append(number)
+    steps = list(members)
+    # Rows and tokens of the first so many steps.
+    rows = [0, *accumulate(sum(n_rows[n] for n in members[step]) for step in steps)]
+    whole = [0, *accumulate(sum(n_rows[n] * lengths[n] for n in members[step]) for step in steps)]
     # The cheapest way to cut the first so many steps into groups: its cost, where its last begins.
     best = [(0, 0)]
     for stop in range(1, len(steps) + 1):
         ways = []
         for start in range(stop):
-            left = sum(whole[start:stop]) - steps[start] * sum(rows[start:stop])
+            left = whole[stop] - whole[start] - steps[start] * (rows[stop] - rows[start])
             ways.append((best[start][0] + masks * left + overhead, start))
         best.append(min(ways))
     groups: list[tuple[int, list[int]]] = []

@@ -3,8 +3,9 @@
 A mask changes nothing below the first layer where one of its gates is not 1. So one clean pass
 keeps what later passes start from: each needed layer's input and its heads' outputs. Then masks run
 together, as many as fit, from the first layer that one of them touches; its attention, which they
-share, is not computed again, and those that begin in a later layer join the pass there. The
-vocabulary is projected to only where an answer is read.
+share, is not computed again, and those that begin in a later layer join the pass there. Positions
+before which no mask changes anything, as where an example and its counterfactual begin alike, are
+not run again either. The vocabulary is projected to only where an answer is read.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from headlab.examples import Example
 from headlab.gates import AXES, ZERO, Gates, Reference
 from headlab.measures import Encoded, Measure, find_measure
 from headlab.restart import CleanPass, clean_pass, restarted
-from headlab.sdpa import short_rows
+from headlab.sdpa import short_rows_behind_beginnings
 from headlab.standins import gpu_kernels
 from headlab.tokens import Tokens
 
@@ -86,7 +87,7 @@ def measure(
 
     `reference` is zero, a fixed `Reference` (a mean), or "counterfactual": each example's own.
     `budget` is the number of tokens in a pass, found automatically if not given. `restart=False`
-    runs every pass from the bottom: the same numbers, more slowly.
+    runs every pass from the bottom and the first token: the same numbers, more slowly.
 
     >>> table = headlab.measure(model, examples, Gates.each_head(model))      # doctest: +SKIP
     >>> table.values.shape                                                    # doctest: +SKIP
@@ -96,7 +97,7 @@ def measure(
     if restart and not model.restartable:
         _tell_once(model)
         restart = False
-    with torch.no_grad(), gpu_kernels(model), short_rows():
+    with torch.no_grad(), gpu_kernels(model), short_rows_behind_beginnings():
         sweep = _Sweep(
             model, examples, gates, find_measure(measure), reference, budget, restart, progress
         )
@@ -129,7 +130,8 @@ class _Sweep:
         self.model, self.measure, self.restart = model, measure, restart
         self.reference, own = fixed_reference(reference)
         self.encoded = encode_all(model, examples, measure, counterfactual=own)
-        _require_fitting(model, gates, examples)
+        longest = max(each.length for each in self.encoded)
+        _require_fitting(model, gates, examples, longest)
         require_lengths(self.encoded, self.reference)
         self.budget = budget or find_budget(model)
         self.backed_off = False
@@ -337,11 +339,16 @@ def require_lengths(encoded: list[Encoded], reference: Reference | None) -> None
                 )
 
 
-def _require_fitting(model: Model, gates: Gates, examples: Sequence[Example]) -> None:
+def _require_fitting(model: Model, gates: Gates, examples: Sequence[Example], longest: int) -> None:
     model.require_shape(gates)
     if gates.values.shape[1] not in (1, len(examples)):
         raise HeadlabError(
             f"gates for {gates.values.shape[1]} examples do not fit {len(examples)} examples"
+        )
+    if 1 < gates.values.shape[-1] < longest:
+        raise HeadlabError(
+            f"gates for {gates.values.shape[-1]} positions do not fit a pass over {longest} "
+            "positions"
         )
 
 

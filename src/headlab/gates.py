@@ -241,7 +241,7 @@ class Reference:
         """For passes that begin so many positions later."""
         if self.values is None or self.values.shape[2] == 1:
             return self
-        return Reference(self.kind, self.values[:, :, positions:], self.examples)
+        return Reference(self.kind, self.values[:, :, positions:].contiguous(), self.examples)
 
 
 ZERO = Reference()

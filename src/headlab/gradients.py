@@ -18,9 +18,10 @@ from headlab.errors import HeadlabError
 from headlab.examples import Example
 from headlab.gates import AXES, ZERO, Gates, Reference
 from headlab.measures import Measure, find_measure
+from headlab.restart import clean_pass
 from headlab.sdpa import grouped_queries
 from headlab.standins import gpu_kernels
-from headlab.tokens import Beginning, Tokens
+from headlab.tokens import Beginning
 
 if TYPE_CHECKING:
     from headlab.model import Model
@@ -92,8 +93,14 @@ def gate_gradients(
             indices, begin = chunk.examples, chunk.begin
             batch = Batch(model, [encoded[index] for index in indices])
             stand_in = (batch.reference() if shared is None else shared).behind(begin)
-            clean = _clean_log_probs(model, batch, wide) if measure.needs_kl else None
-            beginning = _run_beginning(model, batch.tokens, begin) if begin else None
+            clean = beginning = None
+            if measure.needs_kl or begin:
+                with torch.no_grad():
+                    places = batch.rows, batch.positions
+                    passed = clean_pass(model, batch.tokens, [], *places, begin)
+                    beginning = passed.beginning
+                    if measure.needs_kl:
+                        clean = passed.logits.log_softmax(-1, dtype=wide)
             passes = -(-n_masks // max(1, tokens // batch.room(begin)))
             launched: tuple[Any, ...] = ()  # the pass before, read once the next is on its way
             for masks in torch.arange(n_masks).tensor_split(passes):  # all about as large
@@ -127,19 +134,6 @@ def _slopes(
     owners = torch.tensor(batch.owners, device=model.device)
     whole = torch.zeros(at.shape, dtype=slope.dtype, device=model.device)
     return found.detach(), whole.index_add_(1, owners, slope[..., 0])
-
-
-def _run_beginning(model: Model, tokens: Tokens, length: int) -> Beginning:
-    """Keys and values of the first positions, which no gate changes."""
-    beginning = Beginning(length)
-    model.observe(tokens.first(length).keeping(beginning), lambda *_: None)
-    return beginning
-
-
-def _clean_log_probs(model: Model, batch: Batch, wide: torch.dtype) -> Tensor:
-    with torch.no_grad():
-        logits = model.logits_at(batch.tokens, batch.rows, batch.positions)
-        return logits.log_softmax(-1, dtype=wide)
 
 
 @contextmanager

@@ -131,19 +131,19 @@ def clean_pass(
     model.require_clean()
     inputs: dict[int, Tensor] = {}
     z: dict[int, Tensor] = {}
-    beginning = Beginning(begin) if begin and layers else None
+    beginning = Beginning(begin) if begin else None
     if beginning is not None:
-        tokens = tokens.keeping(beginning, min(layers))
+        tokens = tokens.keeping(beginning, min(layers, default=0))
 
     def keep_input(layer: int) -> Callable[..., None]:
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            inputs[layer] = _hidden(args, kwargs)[:, begin:]
+            inputs[layer] = _hidden(args, kwargs)[:, begin:].contiguous()
 
         return hook
 
     def keep_z(layer: int) -> Callable[..., None]:
         def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
-            z[layer] = args[0][:, begin:]
+            z[layer] = args[0][:, begin:].contiguous()
 
         return hook
 

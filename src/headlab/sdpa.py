@@ -28,6 +28,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from headlab import fused
 
 _NAME = "sdpa"  # what transformers calls torch's attention
+_FEW = 256  # tokens, whose mask is smaller than what repeated keys would take
 _MORE = ("softcap", "position_bias", "cache")  # of what an attention may be asked beside
 Attend = Callable[..., tuple[Tensor, Tensor | None]]
 
@@ -37,8 +38,9 @@ class _Wanted(threading.local):
 
     def __init__(self) -> None:
         self.grouped = self.short = False
-        # Modules seen to need no mask, each token looking at all before it: over how many places.
-        self.causal: dict[nn.Module, int] = {}
+        # Of a sweep: modules seen to need no mask, each token looking at all before it, and over
+        # how many places.
+        self.causal: dict[nn.Module, int] | None = None
 
 
 _wanted = _Wanted()
@@ -53,9 +55,15 @@ def grouped_queries() -> AbstractContextManager[None]:
 
 
 def short_rows() -> AbstractContextManager[None]:
-    """Within the block rows of a few tokens, or their last tokens, have attention of their own on a
-    GPU, where no slopes are wanted; elsewhere last tokens with a mask go without repeated keys; all
-    else as transformers does it."""
+    """Within the block rows of a few tokens have attention of their own on a GPU, where no slopes
+    are wanted; all else as transformers does it."""
+    return _ours(short=True)
+
+
+def short_rows_behind_beginnings() -> AbstractContextManager[None]:
+    """Likewise, also for the last tokens of rows; on a CPU, or of longer rows, these go without
+    repeated keys. Only where all rows are of one length or padded on the right: then a mask says
+    the same for all of them."""
     return _ours(short=True, grouped=True, causal={})
 
 
@@ -115,7 +123,7 @@ def _masked(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: floa
     rows, heads, length, width = query.shape
     keys, places = key.shape[1:3]
     group = heads // keys
-    last = length == 1 or length < places  # the mask of whole rows is too large to be repeated
+    last = length == 1 or length < min(places, _FEW)
     if mask.shape[1:3] != (1, length) or group == 1 or not last:
         return None
     if length > 1:
@@ -124,7 +132,7 @@ def _masked(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: floa
     found = scaled_dot_product_attention(
         query.reshape(rows, keys, group * length, width), key, value, attn_mask=mask, scale=scale
     )  # [row, key head, query head of the key · position, width]
-    return found.reshape(rows, heads, length, value.shape[-1]).transpose(1, 2)
+    return found.reshape(rows, heads, length, value.shape[-1]).transpose(1, 2).contiguous()
 
 
 def _short(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor | None:
@@ -139,13 +147,14 @@ def _looks_back(
     module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None, more: dict[str, Any]
 ) -> bool:
     """Whether each token looks at itself and all before it. The last tokens of rows have a mask to
-    say so; what it says is known from a pass over as many places that needed none."""
+    say so; in a sweep, what it says is known from a pass over as many places that needed none."""
     length, places = query.shape[2], key.shape[2]
+    seen = {} if _wanted.causal is None else _wanted.causal
     if mask is not None:
-        return length < places and _wanted.causal.get(module) == places
+        return length < places and seen.get(module) == places
     asked = more.get("is_causal")
     causal = bool(getattr(module, "is_causal", True) if asked is None else asked)
     if causal and length == places:
-        _wanted.causal[module] = places
+        seen[module] = places
         return True
     return False

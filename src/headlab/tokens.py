@@ -50,6 +50,7 @@ class Tokens(NamedTuple):
 
     def picked(self, rows: Tensor) -> Tokens:
         """These rows, some perhaps many times."""
+        assert self.cache is None, "which keys and values are whose is not known here"
         return Tokens(
             self.ids[rows],
             self.mask[rows],
@@ -61,11 +62,7 @@ class Tokens(NamedTuple):
     def repeated(self, copies: int) -> Tokens:
         """All rows, so many times over."""
         rows = torch.arange(len(self.ids), device=self.ids.device).repeat(copies)
-        return self.picked(rows)._replace(cache=self.cache)
-
-    def first(self, length: int) -> Tokens:
-        """The first positions alone."""
-        return Tokens(self.ids[:, :length], self.mask[:, :length], self.right)
+        return self._replace(cache=None).picked(rows)._replace(cache=self.cache)
 
     def keeping(self, beginning: Beginning, layer: int = 0) -> Tokens:
         """The same; a pass over them leaves its first positions there, from this layer on."""
@@ -73,6 +70,7 @@ class Tokens(NamedTuple):
 
     def behind(self, beginning: Beginning) -> Tokens:
         """What follows the first positions, which are not run again."""
+        assert self.given is self.hidden is None, "of the beginning nothing is known"
         rest = Tokens(self.ids[:, beginning.length :], self.mask[:, beginning.length :], self.right)
         return rest._replace(cache=_Following(beginning))
 

@@ -14,6 +14,7 @@ from headlab.gates import Gates
 from headlab.heads import Head
 from headlab.proofs.result import Proof, compared, difference, worst_layer
 from headlab.restart import clean_pass, learn_forms, restarted
+from headlab.sdpa import grouped_queries
 from headlab.standins import GatedMlp, Norm, find_mlps, find_norms, find_rotary, rotary_excess
 
 if TYPE_CHECKING:
@@ -139,16 +140,18 @@ def beginning(model: Model, tokens: Tokens) -> Proof:
     axes = "mask layer head position"
     last = torch.full((n * each,), length - 1, device=tokens.ids.device)
     rows = torch.arange(n * each, device=last.device)
-    clean = clean_pass(model, tokens, range(n), rows[:each], last[:each], begin)
     starts = dict.fromkeys(range(n), 1) if early.joins else {0: n}
     try:
-        with model.gated(Gates(late, axes), rows_of_a_mask=each):
-            whole = model.logits_at(tokens.repeated(n), rows, last)
+        clean = clean_pass(model, tokens, range(n), rows[:each], last[:each], begin)
         assert clean.beginning is not None
         rest = tokens.behind(clean.beginning).repeated(n)
-        with model.gated(Gates(gates, axes), rows_of_a_mask=each), restarted(model, starts, clean):
-            found = model.logits_at(rest, rows, last - begin)
-        proof = compared(model, "beginning", claim, whole, found)
+        with model.gated(Gates(late, axes), rows_of_a_mask=each):
+            whole = model.logits_at(tokens.repeated(n), rows, last)
+        with model.gated(Gates(gates, axes), rows_of_a_mask=each), grouped_queries():
+            found = [model.logits_at(rest, rows, last - begin)]  # from the bottom, as for slopes
+            with restarted(model, starts, clean):
+                found.append(model.logits_at(rest, rows, last - begin))
+        proof = worst_layer(compared(model, "beginning", claim, whole, each) for each in found)
         proved = dataclasses.replace(early, begins_late=proof.passed)
     except Exception as error:  # as above
         proof = Proof("beginning", claim, float("inf"), 0.0, note=str(error))
