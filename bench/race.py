@@ -60,7 +60,7 @@ ROWS: dict[str, tuple[str, str, dict[str, int]]] = {
 SMALL: dict[str, tuple[str, str, dict[str, int]]] = {
     "ablate": ("ablate", "small", {"prompts": 8, "length": 16, "sample": 32}),
     "patch": ("patch", "small", {"prompts": 8, "length": 16, "sample": 32}),
-    "patch-late": ("patch", "small", {"prompts": 8, "length": 16, "alike": 8, "sample": 32}),
+    "patch-late": ("patch", "small", {"prompts": 8, "length": 16, "alike": 8, "sample": 16}),
     "attribute": ("attribute", "small", {"prompts": 16, "length": 16, "steps": 5}),
     "keep": ("keep", "small", {"prompts": 16, "length": 16, "ks": 10, "orders": 3}),
     "fit": ("fit", "small", {"prompts": 8, "length": 16, "target": 4, "updates": 2}),

@@ -7,9 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import transformers as hf
+from tiny import worded
 
+import headlab
 from headlab import HeadlabError
+from headlab.proofs import check
 
 BENCH = Path(__file__).parent.parent / "bench"
 
@@ -90,6 +94,24 @@ def test_our_own_breakdown_is_no_row_without_us(race, monkeypatch):
     monkeypatch.setattr(Ablate, "ours", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run(race, monkeypatch, "--rows", "ablate")
+
+
+def test_what_beginnings_save_is_shown_and_their_numbers_are_compared(race, monkeypatch, capsys):
+    import beginnings
+
+    model = worded()
+    check(model)
+    monkeypatch.setattr(headlab, "load", lambda name: model)
+    asked = ["--tasks", "ioi", "--prompts", "3", "--heads", "4", "--masks", "2"]
+    monkeypatch.setattr(sys, "argv", ["beginnings.py", *asked, "--repeats", "1"])
+    beginnings.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines] == [
+        ["ioi", work] for work in ("patch", "keep", "attribute")
+    ]
+    monkeypatch.setitem(beginnings._ALLOWED, torch.float32, -1.0)
+    with pytest.raises(SystemExit, match="numbers differ"):
+        beginnings.main()
 
 
 def test_another_work_is_noticed(race, monkeypatch, capsys):
