@@ -20,6 +20,7 @@ from headlab.sparse import edges_kept, gate_attention
 from headlab.standins import rotate, swiglu
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+THERE = "cuda"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -282,3 +283,19 @@ def test_sparse_training_on_a_gpu_closes_edges(narrow):
     steps(trained, 20)
     again = [row["edges"] for row in trained.state.log]
     assert edges == pytest.approx(again, abs=1e-3)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gpt2"])
+def test_passes_behind_a_beginning_give_what_whole_passes_give_on_a_gpu(name):
+    model = Model(copy.deepcopy(tiny(name)).to(THERE), tiny_tokenizer(), name=name)
+    check(model)
+    assert model.restart.begins_late
+    alike = "the cat sat on the mat, "
+    example = Example(alike + "john gave the", " apple", alike + "mary gave the")
+    gates = Gates.each_head(model)
+    late, whole = (
+        measure(model, [example], gates, "log-prob", "counterfactual", restart=restart)
+        for restart in (True, False)
+    )
+    assert (late.values - whole.values).abs().max() < 1e-4
+    assert late.change.abs().max() > 1e-3
