@@ -151,7 +151,7 @@ def beginning(model: Model, tokens: Tokens) -> Proof:
             found = [model.logits_at(rest, rows, last - begin)]  # from the bottom, as for slopes
             with restarted(model, starts, clean):
                 found.append(model.logits_at(rest, rows, last - begin))
-        proof = worst_layer(compared(model, "beginning", claim, whole, each) for each in found)
+        proof = worst_layer(compared(model, "beginning", claim, whole, own) for own in found)
         proved = dataclasses.replace(early, begins_late=proof.passed)
     except Exception as error:  # as above
         proof = Proof("beginning", claim, float("inf"), 0.0, note=str(error))
