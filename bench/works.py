@@ -256,7 +256,7 @@ class Fit(Work):
             for number, row in enumerate(self.ids.tolist())
         ]
         self.schedule = Schedule(batch=prompts)
-        self.fit = FitWork(model, Rows(model, self.examples), self.schedule, ZERO)
+        self.fit = FitWork(model, Rows(model, self.examples, prompts), self.schedule, ZERO)
         self.tokens = self.fit.budget()
 
     @property

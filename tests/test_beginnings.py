@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.integrations import sdpa_attention
 
-import headlab.engine
+import headlab.stretches
 from headlab import Example, Gates, Head, HeadlabError, Model, fused, generate, measure
-from headlab.batches import _by_beginning, chunks, encode_all, first_changes
+from headlab.batches import encode_all
+from headlab.chunks import _by_beginning, families, first_changes
 from headlab.gradients import gate_gradients
 from headlab.measures import MEASURES
 from headlab.proofs import check
@@ -67,7 +68,7 @@ def llama() -> Model:
 @pytest.fixture
 def apart(monkeypatch) -> None:
     """Examples run apart wherever that saves a token."""
-    monkeypatch.setattr(headlab.batches, "_APART", 10**9)
+    monkeypatch.setattr(headlab.chunks, "_APART", 10**9)
 
 
 @pytest.fixture
@@ -171,7 +172,7 @@ def test_other_references_run_whole(llama, lengths):
 def test_memory_that_runs_out_behind_a_beginning_is_met_with_smaller_passes(
     llama, monkeypatch, apart
 ):
-    own, failed = headlab.engine.restarted, []
+    own, failed = headlab.stretches.restarted, []
 
     def sometimes(*args, **kwargs):
         if len(failed) < 3:
@@ -179,7 +180,7 @@ def test_memory_that_runs_out_behind_a_beginning_is_met_with_smaller_passes(
             raise torch.OutOfMemoryError("no room")
         return own(*args, **kwargs)
 
-    monkeypatch.setattr(headlab.engine, "restarted", sometimes)
+    monkeypatch.setattr(headlab.stretches, "restarted", sometimes)
     masks = random_masks(9, seed=6)
     found = measure(llama, EXAMPLES, masks, "log-prob", "counterfactual")
     assert found.backed_off
@@ -330,12 +331,16 @@ def test_a_chunk_begins_where_its_first_example_changes(llama):
     gates = torch.ones(1, 1, 3, 4, 1)
     begins = first_changes(encoded, gates, counterfactual=True)
     assert begins == [7, 8, 7, 1, 3]
-    apart = [(sorted(each.examples), each.begin) for each in chunks(encoded, 60, 100, begins)]
+
+    def chunks(*given):
+        return [chunk for family in families(encoded, *given) for chunk in family.chunks]
+
+    apart = [(sorted(each.examples), each.begin) for each in chunks(60, 100, begins)]
     assert apart == [([3], 1), ([4], 3), ([0, 2], 7), ([1], 8)]
-    together = list(chunks(encoded, 4096, 1, begins))
+    together = chunks(4096, 1, begins)
     assert [(sorted(each.examples), each.begin) for each in together] == [([0, 1, 2, 3, 4], 0)]
     assert first_changes(encoded, gates, counterfactual=False) == [0] * 5
-    assert {each.begin for each in chunks(encoded, 60)} == {0}
+    assert {each.begin for each in chunks(60)} == {0}
 
 
 @pytest.fixture

@@ -341,7 +341,7 @@ def test_rows_hold_each_prompt_and_read_only_its_target():
     model = planted()
     examples = [dataclasses.replace(each, wrong=()) for each in pairs(3)]
     examples[1] = dataclasses.replace(examples[1], target=f"{examples[1].target} is the word")
-    rows = Rows(model, examples)
+    rows = Rows(model, examples, 3)
     for budget in (1, 10, 1000):
         seen = {}
         for drawn in rows.draw(torch.tensor([2, 1, 0]).numpy(), budget, start=0):
@@ -363,7 +363,7 @@ def test_short_rows_are_not_padded_to_long_ones_where_that_costs_more():
         dataclasses.replace(each, prompt=f"is the word the word the {each.prompt}", id=f"l{n}")
         for n, each in enumerate(short[:2])
     ]
-    rows = Rows(model, [*short, *long])
+    rows = Rows(model, [*short, *long], 32)
 
     def shapes(tokens: int, start: int) -> list[tuple[int, ...]]:
         drawn = rows.draw(np.arange(len(rows)), tokens, start)

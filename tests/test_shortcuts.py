@@ -152,7 +152,7 @@ def test_restart_that_cannot_be_proved_is_switched_off_not_trusted():
     result = check(model)
     assert result.passed, "the seam itself is fine"
     refused = [proof.name for proof in result.proofs if not proof.passed]
-    assert refused == ["restart", "joining", "ending", "beginning"]
+    assert refused == ["restart", "joining", "ending", "beginning", "sharing"]
     assert not model.restartable
     tokens = model.tokens(random_ids(1, 5))
     clean = clean_pass(model, tokens, [1], torch.tensor([0]), torch.tensor([4]))

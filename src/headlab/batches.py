@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
@@ -15,16 +14,9 @@ from headlab.errors import HeadlabError
 from headlab.examples import Example
 from headlab.gates import Reference
 from headlab.measures import Answers, Encoded, Measure, encode
-from headlab.tokens import Beginning, Tokens
 
 if TYPE_CHECKING:
     from headlab.model import Model
-
-# Of a run's length: beginning earlier than that saves less than it costs. Behind a beginning there
-# is a mask, for which torch's attention of long rows is slower.
-_LATE, _LATE_IF_LONG = 1 / 8, 1 / 4
-_APART = 4  # running examples apart costs as much as one in so many parts of a pass
-_KEYS = 4  # a token of the beginning takes one in so many parts of the room of one that runs
 
 
 def encode_all(
@@ -41,111 +33,6 @@ def encode_all(
     for example in examples:
         measure.require(example)
     return [encode(model, example, counterfactual) for example in examples]
-
-
-def first_changes(encoded: Sequence[Encoded], gates: Tensor, counterfactual: bool) -> list[int]:
-    """Of each example the position before which no mask changes anything, at most the first read.
-
-    There all gates are 1, or an example and its counterfactual are still the same: then so are a
-    head and its reference. `gates` are [mask, example|1, layer, head, position|1].
-    """
-    gated = 0
-    if gates.shape[-1] > 1:
-        moved = (gates != 1).flatten(0, 3).any(0)
-        gated = int(moved.int().argmax()) if moved.any() else len(moved)
-    begins = []
-    for each in encoded:
-        changes = [max(gated, run.parting if counterfactual else 0) for run in each.sequences]
-        starts = [run.start for run in each.sequences]
-        begins.append(min(*changes, *starts))
-    return begins
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Examples that run together."""
-
-    examples: list[int]  # their numbers
-    begin: int = 0  # the position before which no mask changes anything
-
-    def halves(self) -> tuple[Chunk, Chunk]:
-        half = len(self.examples) // 2
-        return Chunk(self.examples[:half], self.begin), Chunk(self.examples[half:], self.begin)
-
-
-def chunks(
-    encoded: list[Encoded], tokens: int, masks: int = 1, begins: Sequence[int] | None = None
-) -> Iterator[Chunk]:
-    """Examples of similar length, each chunk of at most so many tokens when padded.
-
-    `begins` are the positions before which none of so many masks changes anything: examples that
-    begin late run apart from those that begin early, where that saves more than it costs.
-    """
-    n_rows = [len(each.sequences) for each in encoded]
-    lengths = [each.length for each in encoded]
-    begins = [0] * len(encoded) if begins is None else begins
-    for begin, members in _by_beginning(begins, lengths, n_rows, masks, tokens // _APART):
-        own = [lengths[number] for number in members]
-        for part in by_length(own, tokens, [n_rows[number] for number in members]):
-            longest = max(own[number] for number in part)
-            share = _LATE if longest <= fused.SHORT else _LATE_IF_LONG
-            late = begin if begin >= share * longest else 0
-            yield Chunk([members[number] for number in part], late)
-
-
-def _by_beginning(
-    begins: Sequence[int], lengths: Sequence[int], n_rows: Sequence[int], masks: int, overhead: int
-) -> list[tuple[int, list[int]]]:
-    """Where each group begins, and its members: the grouping with the fewest tokens to run, a group
-    by itself costing as much as `overhead` tokens.
-
-    >>> _by_beginning([2, 9, 8], [10, 10, 10], [1, 1, 1], masks=50, overhead=100)
-    [(2, [0]), (8, [2, 1])]
-    """
-    members: dict[int, list[int]] = {step: [] for step in sorted(set(begins))}
-    for number, begin in enumerate(begins):
-        members[begin].append(number)
-    steps = list(members)
-    # Rows and tokens of the first so many steps.
-    rows = [0, *accumulate(sum(n_rows[n] for n in members[step]) for step in steps)]
-    whole = [0, *accumulate(sum(n_rows[n] * lengths[n] for n in members[step]) for step in steps)]
-    # The cheapest way to cut the first so many steps into groups: its cost, where its last begins.
-    best = [(0, 0)]
-    for stop in range(1, len(steps) + 1):
-        ways = []
-        for start in range(stop):
-            left = whole[stop] - whole[start] - steps[start] * (rows[stop] - rows[start])
-            ways.append((best[start][0] + masks * left + overhead, start))
-        best.append(min(ways))
-    groups: list[tuple[int, list[int]]] = []
-    stop = len(steps)
-    while stop:
-        start = best[stop][1]
-        groups.append((steps[start], [n for step in steps[start:stop] for n in members[step]]))
-        stop = start
-    return groups[::-1]
-
-
-def by_length(
-    lengths: Sequence[int], tokens: int, rows: Sequence[int] | None = None
-) -> Iterator[list[int]]:
-    """Numbers of similar lengths, each chunk of at most so many tokens when padded; each number
-    stands for one row, or for so many.
-
-    >>> list(by_length([9, 2, 8, 3], tokens=18))
-    [[1, 3], [2, 0]]
-    """
-    chunk: list[int] = []
-    wide = 0
-    for number in sorted(range(len(lengths)), key=lambda number: lengths[number]):
-        own = 1 if rows is None else rows[number]
-        if chunk and (wide + own) * lengths[number] > tokens:
-            yield chunk
-            chunk, wide = [], 0
-        chunk.append(number)
-        wide += own
-    if chunk:
-        yield chunk
 
 
 @dataclass(frozen=True)
@@ -244,22 +131,6 @@ class Batch:
             )
             for (sizes, n_right), members in kin.items()
         ]
-
-    def repeated(
-        self, copies: int, beginning: Beginning | None = None
-    ) -> tuple[Tokens, Tensor, Tensor]:
-        """All rows once for every mask, or what follows their beginning, and where to read them."""
-        tokens, positions = self.tokens, self.positions
-        if beginning is not None:
-            tokens, positions = tokens.behind(beginning), positions - beginning.length
-        shift = torch.arange(copies, device=self.rows.device) * len(self.sequences)
-        rows = (shift[:, None] + self.rows).flatten()
-        return tokens.repeated(copies), rows, positions.repeat(copies)
-
-    def room(self, begin: int = 0) -> int:
-        """How many tokens a mask takes in a pass."""
-        rows, length = self.tokens.ids.shape
-        return rows * max(length - begin, length // _KEYS)
 
     def reference(self) -> Reference:
         """Each run's own counterfactual."""

@@ -10,35 +10,32 @@ not run again either. The vocabulary is projected to only where an answer is rea
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
-from headlab.batches import (
-    Batch,
-    Chunk,
-    Flight,
-    Readings,
-    chunks,
-    encode_all,
-    first_changes,
-)
+from headlab.alike import Alike
+from headlab.batches import Batch, Flight, Readings, encode_all
+from headlab.budgets import find_budget, on_gpu, room_for_logits, start_in_tokens
+from headlab.chunks import Chunk, Family, Sharing, families, first_changes
 from headlab.errors import HeadlabError
 from headlab.examples import Example
-from headlab.gates import AXES, ZERO, Gates, Reference
+from headlab.gates import ZERO, Gates, Reference
 from headlab.measures import Encoded, Measure, find_measure
-from headlab.restart import CleanPass, clean_pass, restarted
+from headlab.restart import clean_pass
 from headlab.sdpa import short_rows_behind_beginnings
 from headlab.standins import gpu_kernels
-from headlab.tokens import Tokens
+from headlab.stretches import Ahead, Stretch
+from headlab.tokens import Beginning
 
 if TYPE_CHECKING:
     from headlab.model import Model
@@ -46,12 +43,8 @@ if TYPE_CHECKING:
 Progress = Callable[[int], None]  # called with the number of (mask, example) pairs just done
 ReferenceLike = Reference | Literal["zero", "counterfactual"]
 
-LARGEST_BUDGET = 32768  # tokens in a pass on a GPU: past this, larger matrices are no faster
-CPU_BUDGET = 4096
 _NOWHERE = -1  # the first layer of a mask whose gates are all 1
 _STORED_BYTES = 4 * 2**30  # of clean inputs and head outputs kept for restarts
-_LOGIT_BYTES = 2 * 2**30  # of logits in one pass, in float32, on a CPU
-_LOGIT_SHARE = 32  # one in so many bytes of a GPU's memory
 
 
 @dataclass(frozen=True)
@@ -113,6 +106,17 @@ def measure(
     )
 
 
+@dataclass(frozen=True)
+class _Work:
+    """A chunk that is being measured."""
+
+    examples: list[int]
+    batch: Batch
+    stretch: Stretch
+    compared: Tensor | None  # log-probs without gates
+    untouched: Flight[Readings]  # without gates
+
+
 class _Sweep:
     """The state of one call of `measure`: the table being filled and the current budget."""
 
@@ -147,14 +151,24 @@ class _Sweep:
         self.gates = values if sorted_already else values[self.order]
         self.touched = touched[self.order]
         self.firsts: list[int] = firsts.tolist()
+        self.whole = self.firsts.count(_NOWHERE)  # nothing is gated: the clean pass is the answer
         forms = model.restart
         late = restart and forms is not None and forms.begins_late
         self.begins = first_changes(self.encoded, values, own) if late else None
+        across = gates.values.shape[1] == 1  # the same gates for all examples
+        shares = restart and forms is not None and forms.shares
+        self.sharing = Sharing(start_in_tokens(model), self._largest, across) if shares else None
 
     def run(self) -> None:
-        largest = min(self.budget, _STORED_BYTES // self._stored_per_token)
-        for chunk in chunks(self.encoded, largest, len(self.firsts), self.begins):
-            self._run_chunk(chunk)
+        tokens = min(self.budget, self._largest)
+        masks = len(self.firsts) - self.whole
+        for family in families(self.encoded, tokens, masks, self.begins, self.sharing):
+            self._run_family(family)
+
+    @property
+    def _largest(self) -> int:
+        """Tokens whose clean inputs and outputs there is room for."""
+        return _STORED_BYTES // self._stored_per_token
 
     @property
     def _stored_per_token(self) -> int:
@@ -163,6 +177,22 @@ class _Sweep:
         hidden = self.model.hf.get_input_embeddings().weight.shape[1]
         width = self.model.n_heads * self.model.head_width
         return self.model.n_layers * (hidden + 2 * width) * self.model.dtype.itemsize
+
+    @property
+    def _kept_per_token(self) -> int:
+        """Bytes of its keys and values."""
+        width = self.model.seam.kv_heads * self.model.head_width
+        return self.model.n_layers * 2 * width * self.model.dtype.itemsize
+
+    def _run_family(self, family: Family) -> None:
+        if family.alike is not None:
+            try:
+                self._measure_family(family.chunks, family.alike)
+                return
+            except torch.OutOfMemoryError:
+                self._back_off()
+        for chunk in family.chunks:
+            self._run_chunk(chunk)
 
     def _run_chunk(self, chunk: Chunk) -> None:
         try:
@@ -183,30 +213,57 @@ class _Sweep:
         self.backed_off = True
         self.model.back_offs += 1
         gc.collect()
-        if _on_gpu(self.model):
+        if on_gpu(self.model):
             torch.cuda.empty_cache()
 
     def _measure_chunk(self, chunk: Chunk) -> None:
-        indices, begin = chunk.examples, chunk.begin
-        batch = Batch(self.model, [self.encoded[index] for index in indices])
+        work = self._work(chunk)
+        self._run_masks(work, range(self.whole, len(self.firsts)))
+        self._finish(work)
+
+    def _measure_family(self, chunks: list[Chunk], alike: Alike) -> None:
+        """What rows begin with, for as many masks as fit, then the rows under these masks."""
+        works = [self._work(chunk) for chunk in chunks]
+        ahead = Ahead([work.stretch for work in works], alike)
+        masks = range(self.whole, len(self.firsts))
+        while masks:
+            room = self._kept_per_token * ahead.kept
+            n = max(1, min(self.budget // ahead.room, _STORED_BYTES // room))
+            begun = masks[: min(n, self._together(masks))]
+            ahead.run(begun, self._pass)
+            for number, work in enumerate(works):
+                rest = dataclasses.replace(work, stretch=ahead.rests[number])
+                self._run_masks(rest, begun, partial(ahead.of, number))
+            masks = masks[len(begun) :]
+        for work in works:
+            self._finish(work)
+
+    def _work(self, chunk: Chunk) -> _Work:
+        batch = Batch(self.model, [self.encoded[index] for index in chunk.examples])
         starts = sorted(set(self.firsts) - {_NOWHERE}) if self.restart else []
-        clean = clean_pass(self.model, batch.tokens, starts, batch.rows, batch.positions, begin)
+        places = batch.rows, batch.positions
+        clean = clean_pass(self.model, batch.tokens, starts, *places, chunk.begin)
         reference = batch.reference() if self.reference is None else self.reference
-        reference = reference.behind(begin)
-        wide = self.clean.dtype
-        compared = clean.logits.log_softmax(-1, dtype=wide) if self.measure.needs_kl else None
+        reference = reference.part(slice(chunk.begin, None))
+        stretch = Stretch.of(batch, chunk.examples, clean, reference, chunk.begin)
+        compared = None
+        if self.measure.needs_kl:
+            compared = clean.logits.log_softmax(-1, dtype=self.clean.dtype)
         readings = batch.read(clean.logits[None], compared, self.measure)
         untouched = Flight(readings, clean.logits.device)
+        return _Work(chunk.examples, batch, stretch, compared, untouched)
+
+    def _run_masks(
+        self, work: _Work, masks: range, begun: Callable[[range], Beginning | None] = lambda _: None
+    ) -> None:
+        batch = work.batch
         # A pass that runs while the next one is prepared: its masks, and what it reads.
         launched: tuple[range, Flight[Readings]] | None = None
-        whole = self.firsts.count(_NOWHERE)  # nothing is gated: the clean pass is the answer
-        masks = range(whole, len(self.firsts))
         while masks:
-            part = self._part(masks, batch, begin)
+            part = self._part(masks, work)
             try:
-                gates = self._gates_of(part, chunk, batch)
-                logits = self._pass(batch, gates, part, clean, reference)
-                readings = batch.read(logits, compared, self.measure)
+                logits = self._pass(work.stretch, part, begun(part))
+                readings = batch.read(logits, work.compared, self.measure)
                 following = part, Flight(readings, logits.device)
                 del logits, readings  # the next pass needs the room
             except torch.OutOfMemoryError:
@@ -215,55 +272,48 @@ class _Sweep:
                 self._back_off()
                 continue
             if launched is not None:
-                self._put(launched[0], indices, batch.values(launched[1].land(), self.measure))
+                self._land(work, *launched)
             launched = following
             masks = masks[len(part) :]
         if launched is not None:
-            self._put(launched[0], indices, batch.values(launched[1].land(), self.measure))
-        self.clean[indices] = batch.values(untouched.land(), self.measure)[0].to(wide)
-        if whole:
-            self._put(range(whole), indices, self.clean[indices].expand(whole, -1))
+            self._land(work, *launched)
 
-    def _part(self, masks: range, batch: Batch, begin: int) -> range:
-        """As many of the masks as fit into a pass, of one start where others may not join."""
-        logits = 4 * len(batch.positions) * self.model.vocabulary
-        room = _room_for_logits(self.model)
-        n = max(1, min(self.budget // batch.room(begin), room // logits))
-        forms = self.model.restart
-        if self.restart and forms is not None and not forms.joins:
-            ahead = self.firsts[masks.start :]
-            n = min(n, ahead.count(ahead[0]))
-        return masks[:n]
+    def _land(self, work: _Work, masks: range, flight: Flight[Readings]) -> None:
+        self._put(masks, work.examples, work.batch.values(flight.land(), self.measure))
 
-    def _gates_of(self, masks: range, chunk: Chunk, batch: Batch) -> Gates:
-        """Some masks on this batch: [mask, sequence|1, layer, head, position|1]."""
-        values = self.gates[masks.start : masks.stop]
-        if values.shape[1] > 1:
-            values = values[:, chunk.examples][:, batch.owners]
-        if values.shape[-1] > 1:
-            values = values[..., chunk.begin : batch.tokens.ids.shape[1]]
-        return Gates(values, " ".join(AXES))
+    def _finish(self, work: _Work) -> None:
+        """What no mask changes."""
+        values = work.batch.values(work.untouched.land(), self.measure)[0]
+        self.clean[work.examples] = values.to(self.clean.dtype)
+        if self.whole:
+            self._put(range(self.whole), work.examples, values.expand(self.whole, -1))
 
-    def _layers_of(self, masks: range) -> list[int]:
-        """The layers that any of the masks touches."""
-        return self.touched[masks.start : masks.stop].any(0).nonzero().flatten().tolist()
+    def _part(self, masks: range, work: _Work) -> range:
+        """As many of the masks as fit into a pass."""
+        logits = 4 * len(work.batch.positions) * self.model.vocabulary
+        n = min(self.budget // work.stretch.room, room_for_logits(self.model) // logits)
+        return masks[: min(max(1, n), self._together(masks))]
 
     def _pass(
-        self, batch: Batch, gates: Gates, masks: range, clean: CleanPass, reference: Reference
+        self,
+        stretch: Stretch,
+        masks: range,
+        beginning: Beginning | None = None,
+        keeps: Beginning | None = None,
     ) -> Tensor:
         """Logits [mask, place, vocabulary]."""
-        n = gates.n_masks
-        with ExitStack() as stack:
-            there = gates.to(self.model.device)
-            gated = self.model.gated(
-                there, reference, self._layers_of(masks), rows_of_a_mask=len(batch.tokens.ids)
-            )
-            stack.enter_context(gated)
-            if self.restart:
-                starts = Counter(self.firsts[masks.start : masks.stop])
-                stack.enter_context(restarted(self.model, starts, clean))
-            logits = self.model.logits_at(*batch.repeated(n, clean.beginning))
-        return logits.view(n, len(batch.positions), -1)
+        gates = self.gates[masks.start : masks.stop]
+        layers = self.touched[masks.start : masks.stop].any(0).nonzero().flatten().tolist()
+        starts = Counter(self.firsts[masks.start : masks.stop]) if self.restart else None
+        return stretch.pass_(self.model, gates, layers, starts, beginning, keeps)
+
+    def _together(self, masks: range) -> int:
+        """How many of the masks may share a pass: those of one start where others may not join."""
+        forms = self.model.restart
+        if not self.restart or forms is None or forms.joins:
+            return len(masks)
+        first, *_ = ahead = self.firsts[masks.start : masks.stop]
+        return ahead.count(first)
 
     def _put(self, masks: range, indices: list[int], values: Tensor) -> None:
         where = self.order[masks.start : masks.stop, None], torch.tensor(indices)[None]
@@ -271,45 +321,6 @@ class _Sweep:
         self.values[where] = values.to(self.values.dtype)
         if self._progress is not None:
             self._progress(fresh)
-
-
-def find_budget(model: Model) -> int:
-    """How many tokens a pass may have: a power of two that fits twice into what is free.
-
-    Found once for a model and kept there, so that its later runs are cut into the same passes.
-    """
-    if model.budget is None:
-        model.budget = _probe_budget(model) if _on_gpu(model) else CPU_BUDGET
-    return model.budget
-
-
-def _room_for_logits(model: Model) -> int:
-    """Bytes: of the memory there is, not of what is free, for the same passes in every run."""
-    if not _on_gpu(model):
-        return _LOGIT_BYTES
-    return torch.cuda.get_device_properties(model.device).total_memory // _LOGIT_SHARE
-
-
-def _on_gpu(model: Model) -> bool:
-    return model.device.type == "cuda"
-
-
-def _probe_budget(model: Model) -> int:
-    tokens = Tokens(
-        torch.zeros(16, 64, dtype=torch.long, device=model.device),
-        torch.ones(16, 64, dtype=torch.bool, device=model.device),
-    )
-    zeros = torch.zeros(1, dtype=torch.long)
-    model.logits_at(tokens, zeros, zeros)
-    torch.cuda.reset_peak_memory_stats(model.device)
-    before = torch.cuda.memory_allocated(model.device)
-    model.logits_at(tokens, zeros, zeros)
-    per_token = max(1, torch.cuda.max_memory_allocated(model.device) - before) / tokens.ids.numel()
-    free, _ = torch.cuda.mem_get_info(model.device)
-    budget = 1024
-    while budget < LARGEST_BUDGET and 2 * (2 * budget) * per_token < free:
-        budget *= 2
-    return budget
 
 
 def fixed_reference(reference: ReferenceLike) -> tuple[Reference | None, bool]:

@@ -237,11 +237,25 @@ class Reference:
             )
         return values
 
-    def behind(self, positions: int) -> Reference:
-        """For passes that begin so many positions later."""
-        if self.values is None or self.values.shape[2] == 1:
+    def part(self, positions: slice, rows: Tensor | None = None) -> Reference:
+        """For passes over these positions, and over these rows only."""
+        if self.values is None:
             return self
-        return Reference(self.kind, self.values[:, :, positions:].contiguous(), self.examples)
+        values = self.values
+        if values.shape[2] > 1:
+            values = values[:, :, positions].contiguous()
+        if values.shape[1] > 1 and rows is not None:
+            values = values[:, rows]
+        return Reference(self.kind, values, self.examples)
+
+    @staticmethod
+    def joined(parts: Sequence[Reference]) -> Reference:
+        """For the examples of all parts: each its own, or one for all."""
+        one = parts[0]
+        if one.values is None or one.kind != "counterfactual":
+            return one
+        values = [each.values for each in parts if each.values is not None]
+        return Reference(one.kind, torch.cat(values, 1), one.examples)
 
 
 ZERO = Reference()

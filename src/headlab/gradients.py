@@ -12,16 +12,18 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from headlab.batches import Batch, Flight, chunks, encode_all, first_changes
-from headlab.engine import Progress, ReferenceLike, find_budget, fixed_reference, require_lengths
+from headlab.batches import Batch, Flight, encode_all
+from headlab.budgets import GRAPH, find_budget
+from headlab.chunks import families, first_changes
+from headlab.engine import Progress, ReferenceLike, fixed_reference, require_lengths
 from headlab.errors import HeadlabError
 from headlab.examples import Example
-from headlab.gates import AXES, ZERO, Gates, Reference
+from headlab.gates import AXES, ZERO, Gates
 from headlab.measures import Measure, find_measure
-from headlab.restart import clean_pass
+from headlab.restart import NOTHING, clean_pass
 from headlab.sdpa import grouped_queries
 from headlab.standins import gpu_kernels
-from headlab.tokens import Beginning
+from headlab.stretches import Stretch
 
 if TYPE_CHECKING:
     from headlab.model import Model
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
 # Said of sparse models.
 NO_SLOPE = "A hard gate has no true gradient: rank heads of a sparse model by patching or ablation"
 _TOLD: WeakSet[Model] = WeakSet()
-_GRAPH = 4  # a pass that is differentiated keeps about this many times more than one that is not
 
 
 @dataclass(frozen=True)
@@ -86,27 +87,27 @@ def gate_gradients(
             progress(len(masks) * len(indices))
 
     with _frozen(model), gpu_kernels(model), grouped_queries():
-        tokens = (budget or find_budget(model)) // _GRAPH  # in a pass
+        tokens = (budget or find_budget(model)) // GRAPH  # in a pass
         late = model.restart is not None and model.restart.begins_late
         begins = first_changes(encoded, gates.values, own) if late else None
-        for chunk in chunks(encoded, tokens, n_masks, begins):
+        for family in families(encoded, tokens, n_masks, begins):
+            (chunk,) = family.chunks
             indices, begin = chunk.examples, chunk.begin
             batch = Batch(model, [encoded[index] for index in indices])
-            stand_in = (batch.reference() if shared is None else shared).behind(begin)
-            clean = beginning = None
+            reference = (batch.reference() if shared is None else shared).part(slice(begin, None))
+            passed = NOTHING
             if measure.needs_kl or begin:
                 with torch.no_grad():
                     places = batch.rows, batch.positions
                     passed = clean_pass(model, batch.tokens, [], *places, begin)
-                    beginning = passed.beginning
-                    if measure.needs_kl:
-                        clean = passed.logits.log_softmax(-1, dtype=wide)
-            passes = -(-n_masks // max(1, tokens // batch.room(begin)))
+            clean = passed.logits.log_softmax(-1, dtype=wide) if measure.needs_kl else None
+            stretch = Stretch.of(batch, range(len(indices)), passed, reference, begin)
+            passes = -(-n_masks // max(1, tokens // stretch.room))
             launched: tuple[Any, ...] = ()  # the pass before, read once the next is on its way
             for masks in torch.arange(n_masks).tensor_split(passes):  # all about as large
                 at = gates.values[masks, :, :, :, 0].detach().to(wide)
                 at = at.expand(-1, n, -1, -1)[:, indices]  # [mask, example, layer, head]
-                found, slope = _slopes(model, batch, beginning, at, stand_in, clean, measure)
+                found, slope = _slopes(model, batch, stretch, at, clean, measure)
                 if launched:  # it has run by now
                     put(*launched)
                 launched = masks, indices, *(Flight(each, each.device) for each in (found, slope))
@@ -117,17 +118,16 @@ def gate_gradients(
 def _slopes(
     model: Model,
     batch: Batch,
-    beginning: Beginning | None,
+    stretch: Stretch,
     at: Tensor,
-    reference: Reference,
     clean: Tensor | None,
     measure: Measure,
 ) -> tuple[Tensor, Tensor]:
     """The measure [mask, example] with gates `at` [mask, example, layer, head], and its slope."""
     there = Gates(at[:, batch.owners, :, :, None], " ".join(AXES)).to(model.device)
     by_row = there.values.requires_grad_()  # [mask, row, layer, head, 1]
-    with model.gated(there, reference), torch.enable_grad():
-        logits = model.logits_at(*batch.repeated(len(at), beginning))
+    with model.gated(there, stretch.reference), torch.enable_grad():
+        logits = model.logits_at(*stretch.repeated(len(at)))
         logits = logits.view(len(at), len(batch.positions), -1)
         found = batch.values(batch.read(logits, clean, measure), measure)
         (slope,) = torch.autograd.grad(found.sum(), by_row)

@@ -32,6 +32,7 @@ class Forms:
     ends_early: bool = False  # the last layer may end at the places read, as headlab.check proves
     joins: bool = False  # rows may join a pass at a layer, as headlab.check proves
     begins_late: bool = False  # passes may begin at a later position, as headlab.check proves
+    shares: bool = False  # a row may run others' beginning under its mask, as headlab.check proves
     by_row: tuple[dict[str, int], ...] = ()  # what each layer is given for every row (`_rows_of`)
 
 
@@ -44,6 +45,36 @@ class CleanPass:
     z: dict[int, Tensor]  # of the same layers, [example, position, head · width]
     logits: Tensor  # [place, vocabulary]
     beginning: Beginning | None = None
+
+    def part(self, positions: slice, rows: Tensor | None = None) -> CleanPass:
+        """Of these positions, and of these rows only."""
+
+        def cut(values: dict[int, Tensor]) -> dict[int, Tensor]:
+            some = {layer: each[:, positions] for layer, each in values.items()}
+            return some if rows is None else {layer: each[rows] for layer, each in some.items()}
+
+        beginning = self.beginning
+        if beginning is not None and rows is not None:
+            beginning = beginning.picked(rows)
+        return CleanPass(cut(self.inputs), cut(self.z), self.logits, beginning)
+
+    @staticmethod
+    def joined(parts: Sequence[CleanPass]) -> CleanPass:
+        """The rows of all parts, but for the logits."""
+
+        def cat(values: Sequence[dict[int, Tensor]]) -> dict[int, Tensor]:
+            return {layer: torch.cat([each[layer] for each in values]) for layer in values[0]}
+
+        begun = [each.beginning for each in parts if each.beginning is not None]
+        return CleanPass(
+            cat([each.inputs for each in parts]),
+            cat([each.z for each in parts]),
+            parts[0].logits,
+            Beginning.joined(begun) if begun else None,
+        )
+
+
+NOTHING = CleanPass({}, {}, torch.empty(0))  # where no later pass needs one
 
 
 def learn_forms(model: Model, tokens: Tokens) -> Forms:
@@ -131,7 +162,7 @@ def clean_pass(
     model.require_clean()
     inputs: dict[int, Tensor] = {}
     z: dict[int, Tensor] = {}
-    beginning = Beginning(begin) if begin else None
+    beginning = Beginning(begin, len(tokens.ids)) if begin else None
     if beginning is not None:
         tokens = tokens.keeping(beginning, min(layers, default=0))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -12,11 +13,45 @@ from transformers.cache_utils import DynamicCache
 
 @dataclass(frozen=True)
 class Beginning:
-    """The first positions of some rows, as a pass has left them."""
+    """The first positions of some rows, as a pass has left them: once for all masks, where none
+    changes anything there, or under each mask."""
 
     length: int
+    rows: int  # under each mask
+    of: Tensor | None = None  # [row] of those that follow under a mask, the row that begins it
+    skipped: int = 0  # masks that ran first and that do not follow
     layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    # keys and values, [row, key head, position, width]
+    # keys and values, [row, key head, position, width]; higher up masks may have joined
+
+    def picked(self, rows: Tensor) -> Beginning:
+        """Of these rows only; it is the same under all masks."""
+        layers = {layer: (k[rows], v[rows]) for layer, (k, v) in self.layers.items()}
+        return Beginning(self.length, len(rows), layers=layers)
+
+    @staticmethod
+    def joined(parts: Sequence[Beginning]) -> Beginning:
+        """The rows of all parts; they are the same under all masks."""
+        layers = {
+            layer: (
+                torch.cat([each.layers[layer][0] for each in parts]),
+                torch.cat([each.layers[layer][1] for each in parts]),
+            )
+            for layer in parts[0].layers
+        }
+        return Beginning(parts[0].length, sum(each.rows for each in parts), layers=layers)
+
+    def before(self, layer: int, *own: Tensor) -> Iterator[Tensor]:
+        """The keys of rows, and their values, behind those of their beginnings."""
+        for kept, fresh in zip(self.layers[layer], own, strict=True):
+            followers = self.rows if self.of is None else len(self.of)
+            rows, heads, length, width = fresh.shape
+            masks, n = rows // followers, self.length
+            begun = kept.view(-1, self.rows, heads, n, width)[self.skipped :][:masks]
+            begun = begun if self.of is None else begun[:, self.of]  # [mask|1, row, ...]
+            joined = fresh.new_empty(rows, heads, n + length, width)
+            joined.view(masks, followers, heads, n + length, width)[:, :, :, :n] = begun
+            joined[:, :, n:] = fresh
+            yield joined
 
 
 class Tokens(NamedTuple):
@@ -66,13 +101,14 @@ class Tokens(NamedTuple):
 
     def keeping(self, beginning: Beginning, layer: int = 0) -> Tokens:
         """The same; a pass over them leaves its first positions there, from this layer on."""
-        return self._replace(cache=_Keeping(beginning, layer))
+        follows = self.cache.follows if isinstance(self.cache, _Linked) else None
+        return self._replace(cache=_Linked(follows, beginning, layer))
 
     def behind(self, beginning: Beginning) -> Tokens:
         """What follows the first positions, which are not run again."""
         assert self.given is self.hidden is None, "of the beginning nothing is known"
         rest = Tokens(self.ids[:, beginning.length :], self.mask[:, beginning.length :], self.right)
-        return rest._replace(cache=_Following(beginning))
+        return rest._replace(cache=_Linked(beginning))
 
 
 class Forgetful(DynamicCache):  # type: ignore[misc]
@@ -84,48 +120,29 @@ class Forgetful(DynamicCache):  # type: ignore[misc]
         return key_states, value_states
 
 
-class _Keeping(Forgetful):
-    """Puts keys and values of the first positions away, and shows none to those that follow."""
+class _Linked(Forgetful):
+    """Shows every token its row's beginning, if it has one, and puts the first positions away that
+    another pass will follow."""
 
-    def __init__(self, beginning: Beginning, layer: int):
+    def __init__(
+        self, follows: Beginning | None, keeps: Beginning | None = None, from_layer: int = 0
+    ):
         super().__init__()
-        self._beginning, self._from = beginning, layer
+        self.follows, self._keeps, self._from = follows, keeps, from_layer
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        if layer_idx >= self._from:
-            n = self._beginning.length
+        if self.follows is not None:
+            key_states, value_states = self.follows.before(layer_idx, key_states, value_states)
+        if self._keeps is not None and layer_idx >= self._from:
+            n = self._keeps.length
             kept = key_states[:, :, :n].contiguous(), value_states[:, :, :n].contiguous()
-            self._beginning.layers[layer_idx] = kept
+            self._keeps.layers[layer_idx] = kept
         return key_states, value_states
 
-
-class _Following(DynamicCache):  # type: ignore[misc]
-    """Shows every token its row's beginning; all rows come once for each mask that runs."""
-
-    def __init__(self, beginning: Beginning):
-        super().__init__()
-        self._beginning = beginning
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
-    ) -> tuple[Tensor, Tensor]:
-        keys, values = self._beginning.layers[layer_idx]
-        return _joined(keys, key_states), _joined(values, value_states)
-
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self._beginning.length
+        return 0 if self.follows is None else self.follows.length
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        return self._beginning.length + query_length, 0
-
-
-def _joined(before: Tensor, own: Tensor) -> Tensor:
-    """[row, head, position, width], `before` as often as there are rows for it."""
-    rows, heads, length, width = own.shape
-    n = before.shape[2]
-    joined = own.new_empty(rows, heads, n + length, width)
-    joined.view(-1, len(before), heads, n + length, width)[:, :, :, :n] = before
-    joined[:, :, n:] = own
-    return joined
+        return self.get_seq_length() + query_length, 0

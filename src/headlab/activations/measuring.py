@@ -13,8 +13,8 @@ from torch import Tensor
 from headlab.activations.arm import threshold as arm_threshold
 from headlab.activations.finding import Activation, find_activation
 from headlab.activations.statistics import STATISTICS, describe_tokens
-from headlab.batches import by_length
-from headlab.engine import find_budget
+from headlab.budgets import find_budget
+from headlab.chunks import by_length
 from headlab.errors import HeadlabError
 from headlab.fillers import INSTRUCTION, Built, Condition, build, parse_conditions
 from headlab.stats import mean_interval

@@ -27,8 +27,9 @@ from torch import Tensor
 from headlab.activations import Arm, find_activation
 from headlab.activations.arm import armed
 from headlab.attention.watching import Block, watch
-from headlab.batches import by_length
-from headlab.engine import Progress, find_budget
+from headlab.budgets import find_budget
+from headlab.chunks import by_length
+from headlab.engine import Progress
 from headlab.errors import HeadlabError
 from headlab.heads import Head
 from headlab.standins import gpu_kernels

@@ -88,7 +88,8 @@ def fit_contrast(
             f"{count(len(keep), 'example')} to keep and {len(forget)} to forget; they come in pairs"
         )
     require_fit(len(keep), seeds, schedule)
-    work = _Contrast(model, Rows(model, keep), Rows(model, forget), schedule, reference)
+    kept, forgotten = (Rows(model, each, schedule.batch) for each in (keep, forget))
+    work = _Contrast(model, kept, forgotten, schedule, reference)
     state = state or begin(model, seeds, schedule, len(seeds), budget or work.budget())
     fits = [("contrast", seed) for seed in seeds]
     while state.step < schedule.updates:

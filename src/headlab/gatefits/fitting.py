@@ -20,15 +20,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
-from headlab.engine import find_budget
 from headlab.errors import HeadlabError
 from headlab.examples import Example
 from headlab.gatefits.rows import Rows, order_of
-from headlab.gates import AXES, ZERO, Gates, Reference
+from headlab.gatefits.slopes import graph_budget, summed_slopes
+from headlab.gates import ZERO, Reference
 from headlab.gradients import warn_of_hard_gates
-from headlab.standins import gpu_kernels
 from headlab.wording import count
 
 if TYPE_CHECKING:
@@ -41,8 +39,6 @@ _BETAS, _EPS = (0.9, 0.999), 1e-8  # Adam's own
 MIN_UPDATES = 200  # with fewer, gates are still on their way
 PATH_EVERY = 10  # updates between two points of a trajectory
 _LARGEST = 2**16  # tokens in a pass on a GPU
-_START = 3e11  # operations that a GPU could do while the kernels of one layer are started
-_GRAPH = 4  # a pass that is differentiated keeps about this many times more than one that is not
 
 
 @dataclass(frozen=True)
@@ -152,7 +148,7 @@ def fit_gates(
     seeds = list(seeds)
     require_fit(len(examples), seeds, schedule)
     warn_of_hard_gates(model, "gates")
-    work = FitWork(model, Rows(model, examples), schedule, reference)
+    work = FitWork(model, Rows(model, examples, schedule.batch), schedule, reference)
     state = state or begin(model, seeds, schedule, 3 * len(seeds), budget or work.budget())
     while state.stage < 2:
         phases = ["free"] if state.stage == 0 else ["plus", "minus"]
@@ -240,7 +236,6 @@ class FitWork:
     ):
         self.model, self.rows, self.schedule = model, rows, schedule
         self._reference = reference
-        self._start = _start_in_tokens(model)
 
     def budget(self) -> int:
         """Tokens in a pass that memory has room for."""
@@ -310,52 +305,5 @@ class FitWork:
 
         `value` is given the mean log-prob of the target's tokens and the number of each row.
         """
-        batch = self.schedule.batch
-        at = logits.detach().requires_grad_()
-        losses = torch.zeros(len(logits), device=logits.device)
-        slope = torch.zeros_like(logits)
-        for drawn in rows.draw(numbers, tokens, self._start):
-            with torch.enable_grad(), gpu_kernels(self.model):
-                owners = drawn.numbers // batch  # [row], the fit
-                gates = at.sigmoid()[owners][None, :, :, :, None]
-                with self.model.gated(Gates(gates, " ".join(AXES)), self._reference):
-                    found = self.model.logits_at(drawn.tokens, drawn.rows, drawn.positions)
-                surprise = cross_entropy(found.float(), drawn.targets, reduction="none")  # [read]
-                share = surprise / drawn.lengths[drawn.rows]
-                means = torch.zeros(len(owners), device=share.device)
-                each = value(-means.index_add(0, drawn.rows, share), drawn.numbers) / batch
-                (part,) = torch.autograd.grad(each.sum(), at)
-            slope += part
-            losses.index_add_(0, owners, each.detach())
-        return losses, slope
-
-
-def graph_budget(model: Model, rows: Rows) -> int:
-    """Tokens in a pass that is differentiated: on a GPU what a small one takes, scaled to two
-    thirds of what is free."""
-    if model.device.type != "cuda":
-        return find_budget(model) // _GRAPH
-    longest = np.argsort(-rows.lengths)[:8]
-    gates = torch.ones(len(longest), model.n_layers, model.n_heads, device=model.device)
-    gates = gates.requires_grad_()
-    torch.cuda.empty_cache()
-    free, _ = torch.cuda.mem_get_info(model.device)
-    before = torch.cuda.memory_allocated(model.device)
-    torch.cuda.reset_peak_memory_stats(model.device)
-    (drawn,) = rows.draw(longest, tokens=10**9, start=10**9)
-    with torch.enable_grad(), model.gated(Gates(gates[None, :, :, :, None], " ".join(AXES))):
-        found = model.logits_at(drawn.tokens, drawn.rows, drawn.positions)
-        torch.autograd.grad(cross_entropy(found.float(), drawn.targets), gates)
-    taken = torch.cuda.max_memory_allocated(model.device) - before
-    per_token = taken / drawn.tokens.ids.numel()
-    room = max(256, min(_LARGEST, int(free * 2 / 3 / per_token)))
-    return int(2 ** math.floor(math.log2(room)))  # not of how much happens to be free today
-
-
-def _start_in_tokens(model: Model) -> int:
-    """How many tokens' arithmetic takes as long as starting a pass: many for a small model on a
-    GPU, few on a CPU."""
-    if model.device.type != "cuda":
-        return 32
-    weights = sum(each.numel() for each in model.seam.blocks[0].parameters())
-    return int(_START / (4 * weights))  # two operations a weight, forth and back
+        reference = self._reference
+        return summed_slopes(self.model, rows, reference, logits, numbers, tokens, value)

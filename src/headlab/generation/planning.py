@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from headlab.engine import find_budget
+from headlab.budgets import find_budget
 from headlab.generation.choosing import Choice
 from headlab.generation.keys import bytes_per_token
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from headlab.batches import by_length
-from headlab.engine import Progress, find_budget
+from headlab.budgets import find_budget
+from headlab.chunks import by_length
+from headlab.engine import Progress
 from headlab.errors import HeadlabError
 from headlab.generation import Written
 from headlab.grading.answers import find_answer

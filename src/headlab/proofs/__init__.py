@@ -24,7 +24,8 @@ def check(model: Model) -> Check:
     Never raises for a wrong model: `.passed` says, `.require()` raises. As a side effect the model
     learns which shortcuts are proved: ids without mask and positions, restarting at a layer,
     joining a pass there, logits at chosen places only, the last layer at those places only, passes
-    that begin where something changes, norms, MLPs and rotary positions in few kernels.
+    that begin where something changes, beginnings that rows share, norms, MLPs and rotary positions
+    in few kernels.
 
     >>> headlab.check(model).passed                                           # doctest: +SKIP
     True
@@ -45,7 +46,7 @@ def check(model: Model) -> Check:
     else:
         ways = (
             *(shortcuts.bare, shortcuts.places, shortcuts.restart, shortcuts.joining),
-            *(shortcuts.ending, shortcuts.beginning),
+            *(shortcuts.ending, shortcuts.beginning, shortcuts.sharing),
             *(shortcuts.norms, shortcuts.mlps, shortcuts.rotary),
         )
         proofs += [prove(model, tokens) for prove in ways]

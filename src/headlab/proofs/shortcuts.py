@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from headlab.gates import Gates
+from headlab.alike import Alike
+from headlab.gates import ZERO, Gates
 from headlab.heads import Head
 from headlab.proofs.result import Proof, compared, difference, worst_layer
 from headlab.restart import clean_pass, learn_forms, restarted
 from headlab.sdpa import grouped_queries
 from headlab.standins import GatedMlp, Norm, find_mlps, find_norms, find_rotary, rotary_excess
+from headlab.stretches import Ahead, Stretch
 
 if TYPE_CHECKING:
     from headlab.model import Model
@@ -158,6 +162,55 @@ def beginning(model: Model, tokens: Tokens) -> Proof:
     finally:
         model.restart = proved
     return dataclasses.replace(proof, required=False)
+
+
+def sharing(model: Model, tokens: Tokens) -> Proof:
+    claim = "rows that begin alike give what whole passes give when one of them runs that for all"
+    if model.restart is None or not model.restart.begins_late or not model.cuts_logits:
+        note = "it needs the proofs of places and of beginning"
+        return Proof("sharing", claim, float("inf"), 0.0, note=note, required=False)
+    longer = _positions_by_length(model)
+    if longer:
+        note = f"its rotary positions are {longer}: they depend on how long a pass is"
+        return Proof("sharing", claim, float("inf"), 0.0, note=note, required=False)
+    apart = proved = model.restart
+    n, length = model.n_layers, tokens.ids.shape[1]
+    end = length // 2
+    ids = tokens.ids.clone()
+    ids[:, :end] = ids[0, :end]
+    alike = tokens._replace(ids=ids)
+    heads = [Head(layer, layer % model.n_heads) for layer in range(n)]
+    gates = Gates.stack([Gates.ablate(model, [head]) for head in heads]).values
+    rows, last = torch.arange(len(ids), device=ids.device), torch.full_like(ids[:, 0], length - 1)
+    try:
+        clean = clean_pass(model, alike, range(n), rows, last)
+        stretch = Stretch(alike, list(range(len(ids))), rows, last, clean, ZERO)
+        whole = stretch.pass_(model, gates, range(n), None)
+        ahead = Ahead([stretch], Alike(end, [0] * len(ids)))
+        found = []
+        # From the bottom, as for slopes, and each mask from its layer on.
+        for starts in (None, Counter(range(n) if apart.joins else [0] * n)):
+            run = partial(Stretch.pass_, model=model, gates=gates, layers=range(n), starts=starts)
+            with grouped_queries():
+                ahead.run(range(n), lambda each, _, keeps, run=run: run(each, keeps=keeps))
+                found.append(run(ahead.rests[0], beginning=ahead.of(0, range(n))))
+        proof = worst_layer(compared(model, "sharing", claim, whole, own) for own in found)
+        proved = dataclasses.replace(apart, shares=proof.passed)
+    except Exception as error:  # as above
+        proof = Proof("sharing", claim, float("inf"), 0.0, note=str(error))
+    finally:
+        model.restart = proved
+    return dataclasses.replace(proof, required=False)
+
+
+def _positions_by_length(model: Model) -> str:
+    """The kind of rotary positions, where a shorter pass has others than a longer one."""
+    for module in model.hf.modules():
+        kinds = getattr(module, "rope_type", None)
+        for kind in kinds.values() if isinstance(kinds, dict) else [kinds]:
+            if kind == "longrope" or "dynamic" in str(kind):
+                return str(kind)
+    return ""
 
 
 def ending(model: Model, tokens: Tokens) -> Proof:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from headlab.engine import CPU_BUDGET, LARGEST_BUDGET
+from headlab.budgets import CPU_BUDGET, LARGEST_BUDGET
 from headlab.errors import HeadlabError
 from headlab.loading import Blueprint, ShapeUnknown, load_texts, read_blueprint
 from headlab.studies import find_study

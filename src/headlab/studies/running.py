@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from headlab.engine import find_budget
+from headlab.budgets import find_budget
 from headlab.errors import HeadlabError
 from headlab.loading import load
 from headlab.model import Model
