@@ -42,6 +42,11 @@ ROWS: dict[str, tuple[str, str, dict[str, int]]] = {
     "ablate-135m": ("ablate", "smollm2-135m", {"prompts": 32, "length": 16, "sample": 64}),
     "ablate-1b": ("ablate", "llama-3.2-1b", {"prompts": 32, "length": 16, "sample": 64}),
     "ablate-8b": ("ablate", "llama-3.1-8b", {"prompts": 32, "length": 64, "sample": 32}),
+    "ablate-shared-8b": (
+        "ablate",
+        "llama-3.1-8b",
+        {"prompts": 32, "length": 64, "shared": 32, "sample": 32},
+    ),
     "patch-8b": ("patch", "llama-3.1-8b", {"prompts": 32, "length": 64, "sample": 32}),
     "patch-late-8b": (
         "patch",
@@ -59,6 +64,7 @@ ROWS: dict[str, tuple[str, str, dict[str, int]]] = {
 }
 SMALL: dict[str, tuple[str, str, dict[str, int]]] = {
     "ablate": ("ablate", "small", {"prompts": 8, "length": 16, "sample": 32}),
+    "ablate-shared": ("ablate", "small", {"prompts": 8, "length": 16, "shared": 8, "sample": 16}),
     "patch": ("patch", "small", {"prompts": 8, "length": 16, "sample": 32}),
     "patch-late": ("patch", "small", {"prompts": 8, "length": 16, "alike": 8, "sample": 16}),
     "attribute": ("attribute", "small", {"prompts": 16, "length": 16, "steps": 5}),

@@ -88,12 +88,16 @@ class Work:
 
 
 class Ablate(Work):
-    """Every head off once. A head leaves all below it as it was: half the arithmetic is left."""
+    """Every head off once. A head leaves all below it as it was: half the arithmetic is left. It
+    does the same to what all prompts begin with."""
 
     kind = "ablate"
 
-    def __init__(self, model: Model, prompts: int, length: int, sample: int = 0):
+    def __init__(self, model: Model, prompts: int, length: int, sample: int = 0, shared: int = 0):
+        """`shared`: how many tokens all prompts begin with."""
         super().__init__(model, prompts, length)
+        self.ids[:, :shared] = self.ids[0, :shared]
+        self.own = 1 - min(shared, length) / length * (1 - 1 / prompts)
         step = max(1, self.n_heads // sample) if sample else 1
         self.heads = list(range(0, self.n_heads, step))
         self.gates = Gates.each_head(model)
@@ -123,7 +127,7 @@ class Ablate(Work):
         return {"": peer, f", {peer.heads_a_trace} heads a pass": peer.together}
 
     def floor(self, rate: float, wide: float) -> float:
-        return self.n_heads * self._dense / 2 / rate
+        return self.n_heads * self._dense / 2 * self.own / rate
 
 
 class Patch(Ablate):

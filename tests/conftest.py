@@ -7,6 +7,10 @@ import browser as browsers
 import pytest
 import torch
 from tiny import save_tiny
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from headlab import fused
 
 os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test reaches for a network
@@ -34,3 +38,22 @@ def browser(chromium: browsers.Browser) -> browsers.Browser:
     chromium.size(1280, 900)
     chromium.dark(False)
     return chromium
+
+
+@pytest.fixture
+def kernel(monkeypatch) -> list[tuple[int, int]]:
+    """A kernel that looks at all before, for short rows, is open on a CPU: its queries and keys."""
+    shapes = []
+
+    def attend_all(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        shapes.append((query.shape[2], key.shape[2]))
+        length, places = shapes[-1]
+        seen = torch.ones(length, places, dtype=torch.bool).tril(places - length)
+        found = scaled_dot_product_attention(
+            query, key, value, attn_mask=seen, scale=scale, enable_gqa=True
+        )
+        return found.transpose(1, 2)
+
+    monkeypatch.setattr("headlab.fused.kernels.works", lambda kernel, *_: kernel == "attend_all")
+    monkeypatch.setattr(fused, "attend_all", attend_all)
+    return shapes

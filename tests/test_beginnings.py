@@ -12,12 +12,10 @@ import pytest
 import torch
 from measuring import random_masks
 from tiny import ARCHITECTURES, STRANGERS, tiny, tiny_tokenizer
-from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 from transformers.integrations import sdpa_attention
 
 import headlab.stretches
-from headlab import Example, Gates, Head, HeadlabError, Model, fused, generate, measure
+from headlab import Example, Gates, Head, HeadlabError, Model, generate, measure
 from headlab.batches import encode_all
 from headlab.chunks import _by_beginning, families, first_changes
 from headlab.gradients import gate_gradients
@@ -341,25 +339,6 @@ def test_a_chunk_begins_where_its_first_example_changes(llama):
     assert [(sorted(each.examples), each.begin) for each in together] == [([0, 1, 2, 3, 4], 0)]
     assert first_changes(encoded, gates, counterfactual=False) == [0] * 5
     assert {each.begin for each in chunks(60)} == {0}
-
-
-@pytest.fixture
-def kernel(monkeypatch) -> list[tuple[int, int]]:
-    """A kernel that looks at all before, for short rows, is open on a CPU: its queries and keys."""
-    shapes = []
-
-    def attend_all(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        shapes.append((query.shape[2], key.shape[2]))
-        length, places = shapes[-1]
-        seen = torch.ones(length, places, dtype=torch.bool).tril(places - length)
-        found = scaled_dot_product_attention(
-            query, key, value, attn_mask=seen, scale=scale, enable_gqa=True
-        )
-        return found.transpose(1, 2)
-
-    monkeypatch.setattr("headlab.fused.kernels.works", lambda kernel, *_: kernel == "attend_all")
-    monkeypatch.setattr(fused, "attend_all", attend_all)
-    return shapes
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral"])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers as hf
-from tiny import worded
+from tiny import lettered, worded
 
 import headlab
 from headlab import HeadlabError
@@ -57,13 +57,17 @@ def test_every_work_is_raced_and_agrees_with_hooks(race, dtype, monkeypatch, tmp
     out = tmp_path / "race.json"
     run(race, monkeypatch, "--dtype", dtype, "--out", str(out))
     found = json.loads(out.read_text())
-    assert list(found) == ["ablate", "patch", "patch-late", "attribute", "keep", "fit", "generate"]
+    wanted = "ablate ablate-shared patch patch-late attribute keep fit generate"
+    assert list(found) == wanted.split()
     for row in found.values():
         ours, theirs = row["ways"]
         assert (ours["way"], theirs["way"]) == ("headlab", "hooks")
         assert theirs["ratio"] == pytest.approx(theirs["seconds"] / ours["seconds"])
         assert row["floor"] > 0
     assert found["patch-late"]["floor"] == pytest.approx(found["patch"]["floor"] / 2)
+    saved = 7 / 16  # 7 of 8 prompts need not run the half that they all begin with
+    floor = found["ablate"]["floor"] * (1 - saved)
+    assert found["ablate-shared"]["floor"] == pytest.approx(floor)
     assert found["fit"]["ways"][1]["scaled"] == 10
     assert "floors" in capsys.readouterr().out
 
@@ -71,7 +75,7 @@ def test_every_work_is_raced_and_agrees_with_hooks(race, dtype, monkeypatch, tmp
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--rows", "nosuch"], "no row 'nosuch'; there are ablate, patch"),
+        (["--rows", "nosuch"], "no row 'nosuch'; there are ablate, ablate-shared, patch"),
         (["--work", "keep", "--size", "prompts=4,lengthy=8"], "'lengthy=8' is no size of keep"),
         (["--work", "keep", "--size", "prompts=0,length=8"], "'prompts=0' is no size of keep"),
         (["--work", "keep", "--size", "prompts=4"], "the size has no length"),
@@ -96,19 +100,26 @@ def test_our_own_breakdown_is_no_row_without_us(race, monkeypatch):
         run(race, monkeypatch, "--rows", "ablate")
 
 
-def test_what_beginnings_save_is_shown_and_their_numbers_are_compared(race, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("task", "made", "works"),
+    [
+        ("ioi", worded, ("patch", "keep", "attribute")),
+        ("antonym-instruction", lettered, ("off", "keep", "fit")),
+    ],
+)
+def test_what_beginnings_save_is_shown_and_their_numbers_are_compared(
+    race, task, made, works, monkeypatch, capsys
+):
     import beginnings
 
-    model = worded()
+    model = made()
     check(model)
     monkeypatch.setattr(headlab, "load", lambda name: model)
-    asked = ["--tasks", "ioi", "--prompts", "3", "--heads", "4", "--masks", "2"]
+    asked = ["--tasks", task, "--prompts", "3", "--heads", "4", "--masks", "2"]
     monkeypatch.setattr(sys, "argv", ["beginnings.py", *asked, "--repeats", "1"])
     beginnings.main()
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in lines] == [
-        ["ioi", work] for work in ("patch", "keep", "attribute")
-    ]
+    assert [line.split()[:2] for line in lines] == [[task, work] for work in works]
     monkeypatch.setitem(beginnings._ALLOWED, torch.float32, -1.0)
     with pytest.raises(SystemExit, match="numbers differ"):
         beginnings.main()

@@ -21,6 +21,7 @@ from headlab.gatefits import Schedule, fit_gates
 from headlab.gatefits.rows import Rows
 from headlab.gatefits.slopes import summed_slopes
 from headlab.gates import ZERO, Reference
+from headlab.gradients import gate_gradients
 from headlab.measures import MEASURES
 from headlab.proofs import check
 
@@ -34,6 +35,22 @@ EXAMPLES = [
     Example(f"{OTHER} sat", " on the", wrong=(" on", " gave the cat"), id="many"),
     Example(f"{ONE} mary the cat, the", " apple", wrong=(" sat",), id="longer"),
     Example(f"{OTHER}, the cat", " sat on", wrong=(" sat",), id="again"),
+]
+
+# Many answers to one prompt.
+ANSWERED = [
+    Example(
+        "the cat sat on the mat, mary gave john the",
+        " apple",
+        "the mat sat on the mat, mary gave john the",
+        wrong=(" mat, the", " cat sat on", " apple the cat"),
+    ),
+    Example(
+        "the cat sat on the mat, mary gave",
+        " john the",
+        "the mat sat on the mat, john gave",
+        wrong=(" the cat", " mary the"),
+    ),
 ]
 
 
@@ -179,21 +196,30 @@ def test_what_differs_in_counterfactuals_is_not_shared(llama, shapes):
 
 
 def test_answers_of_one_example_share_its_prompt_and_its_counterfactual(llama, shapes):
-    example = Example(
-        "the cat sat on the mat, mary gave john the",
-        " apple",
-        "the mat sat on the mat, mary gave john the",
-        wrong=(" mat, the", " cat sat on", " apple the cat"),
-    )
     masks = random_masks(8, seed=9)
     for reference in ("zero", "counterfactual"):
         shapes.clear()
-        together = measure(llama, [example], masks, "logit-diff", reference)
+        together = measure(llama, ANSWERED[:1], masks, "logit-diff", reference)
         ran = tokens_of(shapes)
         shapes.clear()
-        alone = measure(llama, [example], masks, "logit-diff", reference, restart=False)
+        alone = measure(llama, ANSWERED[:1], masks, "logit-diff", reference, restart=False)
         assert ran < 0.6 * tokens_of(shapes)
         assert (together.values - alone.values).abs().max() < 1e-5
+
+
+@each_architecture
+@pytest.mark.parametrize("reference", ["zero", "counterfactual"])
+def test_slopes_go_through_what_answers_of_one_example_share(model, reference, shapes):
+    gates = random_masks(4, seed=4)[:, : model.n_layers]
+    together = gate_gradients(model, ANSWERED, gates, "logit-diff-mean", reference)
+    ran = tokens_of(shapes)
+    shapes.clear()
+    alone = gate_gradients(apart(model), ANSWERED, gates, "logit-diff-mean", reference)
+    assert ran < 0.8 * tokens_of(shapes)
+    assert (together.values - alone.values).abs().max() < 1e-4
+    scale = alone.gradient.abs().max()
+    assert scale > 1e-3
+    assert (together.gradient - alone.gradient).abs().max() < 1e-4 * max(1, scale)
 
 
 def test_gates_of_every_example_are_not_shared_with_others(llama, shapes):
@@ -244,6 +270,19 @@ def test_every_mask_and_example_is_reported_once(llama):
     done = []
     measure(llama, EXAMPLES, random_masks(9, seed=2), budget=40, progress=done.append)
     assert sum(done) == 9 * len(EXAMPLES)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_short_rows_have_their_kernel_behind_what_is_shared(model, kernel):
+    """Where there is no window; passes over what is shared come between."""
+    masks = random_masks(6, seed=7)
+    alone = measure(model, EXAMPLES, masks, restart=False)
+    for budget in (20, 4096):
+        kernel.clear()
+        together = measure(model, EXAMPLES, masks, budget=budget)
+        assert (together.values - alone.values).abs().max() < 1e-5
+        behind = [shape for shape in kernel if shape[0] < shape[1]]
+        assert bool(behind) == (model.name == "llama")
 
 
 # --- proved ---

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from headlab.batches import Batch, Flight, encode_all
-from headlab.budgets import GRAPH, find_budget
-from headlab.chunks import families, first_changes
+from headlab.budgets import GRAPH, find_budget, start_in_tokens
+from headlab.chunks import Sharing, families, first_changes
 from headlab.engine import Progress, ReferenceLike, fixed_reference, require_lengths
 from headlab.errors import HeadlabError
 from headlab.examples import Example
@@ -23,7 +23,8 @@ from headlab.measures import Measure, find_measure
 from headlab.restart import NOTHING, clean_pass
 from headlab.sdpa import grouped_queries
 from headlab.standins import gpu_kernels
-from headlab.stretches import Stretch
+from headlab.stretches import Ahead, Stretch
+from headlab.tokens import Beginning
 
 if TYPE_CHECKING:
     from headlab.model import Model
@@ -88,9 +89,14 @@ def gate_gradients(
 
     with _frozen(model), gpu_kernels(model), grouped_queries():
         tokens = (budget or find_budget(model)) // GRAPH  # in a pass
-        late = model.restart is not None and model.restart.begins_late
+        forms = model.restart
+        late = forms is not None and forms.begins_late
         begins = first_changes(encoded, gates.values, own) if late else None
-        for family in families(encoded, tokens, n_masks, begins):
+        sharing = None
+        if forms is not None and forms.shares:  # each example has slopes of its own
+            start = start_in_tokens(model, there_and_back=True)
+            sharing = Sharing(start, tokens, across=False)
+        for family in families(encoded, tokens, n_masks, begins, sharing):
             (chunk,) = family.chunks
             indices, begin = chunk.examples, chunk.begin
             batch = Batch(model, [encoded[index] for index in indices])
@@ -102,12 +108,14 @@ def gate_gradients(
                     passed = clean_pass(model, batch.tokens, [], *places, begin)
             clean = passed.logits.log_softmax(-1, dtype=wide) if measure.needs_kl else None
             stretch = Stretch.of(batch, range(len(indices)), passed, reference, begin)
-            passes = -(-n_masks // max(1, tokens // stretch.room))
+            ahead = None if family.alike is None else Ahead([stretch], family.alike)
+            room = stretch.room if ahead is None else ahead.rests[0].room + ahead.room
+            passes = -(-n_masks // max(1, tokens // room))
             launched: tuple[Any, ...] = ()  # the pass before, read once the next is on its way
             for masks in torch.arange(n_masks).tensor_split(passes):  # all about as large
                 at = gates.values[masks, :, :, :, 0].detach().to(wide)
                 at = at.expand(-1, n, -1, -1)[:, indices]  # [mask, example, layer, head]
-                found, slope = _slopes(model, batch, stretch, at, clean, measure)
+                found, slope = _slopes(model, batch, stretch, ahead, at, clean, measure)
                 if launched:  # it has run by now
                     put(*launched)
                 launched = masks, indices, *(Flight(each, each.device) for each in (found, slope))
@@ -119,21 +127,35 @@ def _slopes(
     model: Model,
     batch: Batch,
     stretch: Stretch,
+    ahead: Ahead | None,
     at: Tensor,
     clean: Tensor | None,
     measure: Measure,
 ) -> tuple[Tensor, Tensor]:
     """The measure [mask, example] with gates `at` [mask, example, layer, head], and its slope."""
-    there = Gates(at[:, batch.owners, :, :, None], " ".join(AXES)).to(model.device)
-    by_row = there.values.requires_grad_()  # [mask, row, layer, head, 1]
-    with model.gated(there, stretch.reference), torch.enable_grad():
-        logits = model.logits_at(*stretch.repeated(len(at)))
+    masks = range(len(at))
+    by_row: list[Tensor] = []  # gates of each pass, [mask, row, layer, head, 1]
+    owners: list[int] = []  # the example of each of all rows
+
+    def run(part: Stretch, _: range, *linked: Beginning | None, **keeps: Beginning) -> Tensor:
+        there = Gates(at[:, part.owners, :, :, None], " ".join(AXES)).to(model.device)
+        by_row.append(there.values.requires_grad_())
+        owners.extend(part.owners)
+        with model.gated(there, part.reference):
+            return model.logits_at(*part.repeated(len(at), *linked, **keeps))
+
+    with torch.enable_grad():
+        if ahead is None:
+            logits = run(stretch, masks)
+        else:
+            ahead.run(masks, run)
+            logits = run(ahead.rests[0], masks, ahead.of(0, masks))
         logits = logits.view(len(at), len(batch.positions), -1)
         found = batch.values(batch.read(logits, clean, measure), measure)
-        (slope,) = torch.autograd.grad(found.sum(), by_row)
-    owners = torch.tensor(batch.owners, device=model.device)
-    whole = torch.zeros(at.shape, dtype=slope.dtype, device=model.device)
-    return found.detach(), whole.index_add_(1, owners, slope[..., 0])
+        slopes = torch.autograd.grad(found.sum(), by_row)
+    whole = torch.zeros(at.shape, dtype=slopes[0].dtype, device=model.device)
+    places = torch.tensor(owners, device=model.device)
+    return found.detach(), whole.index_add_(1, places, torch.cat(slopes, 1)[..., 0])
 
 
 @contextmanager

@@ -38,9 +38,9 @@ class _Wanted(threading.local):
 
     def __init__(self) -> None:
         self.grouped = self.short = False
-        # Of a sweep: modules seen to need no mask, each token looking at all before it, and over
-        # how many places.
-        self.causal: dict[nn.Module, int] | None = None
+        # Of a sweep: modules seen to need no mask, each token looking at all before it, and the
+        # numbers of places.
+        self.causal: dict[nn.Module, set[int]] | None = None
 
 
 _wanted = _Wanted()
@@ -151,10 +151,10 @@ def _looks_back(
     length, places = query.shape[2], key.shape[2]
     seen = {} if _wanted.causal is None else _wanted.causal
     if mask is not None:
-        return length < places and seen.get(module) == places
+        return length < places and places in seen.get(module, ())
     asked = more.get("is_causal")
     causal = bool(getattr(module, "is_causal", True) if asked is None else asked)
     if causal and length == places:
-        seen[module] = places
+        seen.setdefault(module, set()).add(places)
         return True
     return False
