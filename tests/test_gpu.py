@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from writing import ids_of
 
 import headlab.engine
 from headlab import Example, Gates, Head, Model, counterfactual_reference, fused, generate, measure
+from headlab.gatefits import Schedule, fit_gates
 from headlab.gates import gate_heads
 from headlab.generation import writing as text_writing
 from headlab.proofs import check
@@ -161,27 +163,70 @@ def test_answers_are_read_off_sums_of_all_words(dtype):
     assert torch.allclose(found.double(), expected, atol=2e-5, equal_nan=True)
 
 
+@pytest.fixture
+def passes(monkeypatch) -> list[int]:
+    """Of sweeps, the rows under each mask; a pass that waits for the GPU is an error."""
+    seen, own = [], headlab.engine._Sweep._pass
+
+    def watched(sweep, stretch, *args, **kwargs):
+        seen.append(len(stretch.tokens.ids))
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return own(sweep, stretch, *args, **kwargs)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    monkeypatch.setattr(headlab.engine._Sweep, "_pass", watched)
+    return seen
+
+
 @pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3", "gemma2"])
-def test_passes_of_a_sweep_wait_for_nothing(name, monkeypatch):
+def test_passes_of_a_sweep_wait_for_nothing(name, request):
     """While one runs the next is prepared; what is read is waited for later."""
-    model = Model(copy.deepcopy(tiny(name)).cuda(), tiny_tokenizer(), name=name)
+    model = Model(copy.deepcopy(tiny(name)).to(THERE), tiny_tokenizer(), name=name)
     check(model)
     examples = [Example("the cat", " sat"), Example("the cat gave john the", " apple")]
     expected = measure(model, examples, Gates.each_head(model))
-    passes, own = [], headlab.engine._Sweep._pass
-
-    def watched(*args):
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            return own(*args)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-            passes.append(1)
-
-    monkeypatch.setattr(headlab.engine._Sweep, "_pass", watched)
+    passes = request.getfixturevalue("passes")  # the first time, kernels are built and tried
     found = measure(model, examples, Gates.each_head(model))
     assert passes
     assert torch.equal(found.values, expected.values)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gpt2", "qwen3", "gemma2"])
+def test_rows_that_share_give_what_whole_passes_give_on_a_gpu(name, request, monkeypatch):
+    monkeypatch.setattr("headlab.budgets._START", 0)
+    model = Model(copy.deepcopy(tiny(name)).to(THERE), tiny_tokenizer(), name=name)
+    check(model)
+    assert model.restart.shares
+    alike = "the cat sat on the mat, john gave"
+    examples = [
+        Example(f"{alike} the", " apple", wrong=(" mat",)),
+        Example(f"{alike} mary the", " mat", wrong=(" cat", " sat on the mat")),
+        Example(f"{alike}, the cat", " sat", wrong=(" on",)),
+    ]
+    gates = Gates.each_head(model)
+    whole = measure(model, examples, gates, restart=False)
+    measure(model, examples, gates)
+    passes = request.getfixturevalue("passes")
+    shared = measure(model, examples, gates)
+    assert min(passes) == 1, "one row begins for all"
+    assert (shared.values - whole.values).abs().max() < 1e-4
+    assert shared.change.abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_slopes_of_fits_that_share_are_those_of_whole_passes_on_a_gpu(name, monkeypatch):
+    monkeypatch.setattr("headlab.budgets._START", 0)
+    model = Model(copy.deepcopy(tiny(name)).to(THERE), tiny_tokenizer(), name=name)
+    check(model)
+    alike = "the cat sat on the mat, john gave"
+    examples = [Example(f"{alike} the", " apple"), Example(f"{alike} mary the", " mat")]
+    apart = copy.copy(model)
+    apart.restart = dataclasses.replace(model.restart, shares=False)
+    schedule = Schedule(updates=4, batch=2)
+    shared, own = (fit_gates(each, examples, [0, 1], schedule) for each in (model, apart))
+    assert torch.allclose(shared.plus, own.plus, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
