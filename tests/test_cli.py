@@ -93,7 +93,7 @@ def test_check_describes_the_model_and_every_proof(folder):
     expected = {"layers": 3, "heads": 4, "kv_heads": 2, "head_width": 8, "passed": True}
     assert {key: record[key] for key in expected} == expected
     assert record["parameters"] == headlab.load(folder).n_parameters
-    assert len(record["proofs"]) == 16
+    assert len(record["proofs"]) == 17
     assert all(proof["passed"] for proof in record["proofs"])
     text = run("check", folder).stdout
     assert "kv heads" in text

@@ -94,6 +94,7 @@ def test_check_passes_with_restart_proved(model):
         "joining",
         "ending",
         "beginning",
+        "sharing",
         "norms",
         "mlps",
         "rotary",

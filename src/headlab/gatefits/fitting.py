@@ -38,7 +38,6 @@ PHASES = ("free", "plus", "minus", "contrast")
 _BETAS, _EPS = (0.9, 0.999), 1e-8  # Adam's own
 MIN_UPDATES = 200  # with fewer, gates are still on their way
 PATH_EVERY = 10  # updates between two points of a trajectory
-_LARGEST = 2**16  # tokens in a pass on a GPU
 
 
 @dataclass(frozen=True)
