@@ -25,9 +25,9 @@ _WIDTH, _HEADS = 16, 4
 _TOKEN, _MOVED, _OUTPUT, _PLACE = (range(start, start + 16) for start in (0, 16, 32, 48))
 
 
-def planted() -> Model:
+def planted(layers: int = 2) -> Model:
     """Three heads carry the answer together."""
-    return _made(_plant, "planted")
+    return _made(_plant, "planted", layers)
 
 
 def roled() -> Model:
@@ -159,7 +159,7 @@ def in_formats(n: int) -> tuple[list[Example], list[Example]]:
     return first, second
 
 
-def _made(plant: Callable[[hf.GPT2LMHeadModel], None], name: str) -> Model:
+def _made(plant: Callable[[hf.GPT2LMHeadModel], None], name: str, layers: int = 2) -> Model:
     words = [*_NAMES, "is", "the", "word"]
     core = Tokenizer(models.WordLevel({w: n for n, w in enumerate(words)}, unk_token="word"))
     core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -167,7 +167,7 @@ def _made(plant: Callable[[hf.GPT2LMHeadModel], None], name: str) -> Model:
         vocab_size=len(words),
         n_positions=16,
         n_embd=64,
-        n_layer=2,
+        n_layer=layers,
         n_head=_HEADS,
         tie_word_embeddings=False,
         bos_token_id=None,
@@ -202,9 +202,9 @@ def pairs(n: int, seed: int = 0) -> list[Example]:
     return found
 
 
-def save_planted(folder: Path) -> Path:
+def save_planted(folder: Path, layers: int = 2) -> Path:
     """A model folder as a user would have it."""
-    model = planted()
+    model = planted(layers)
     model.hf.save_pretrained(folder)
     model.tokenizer.save_pretrained(folder)
     return folder

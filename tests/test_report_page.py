@@ -478,6 +478,26 @@ def test_what_is_missing_is_left_out_without_an_error(
     assert browser.count("#head-table thead th") == 2
 
 
+def test_heads_that_were_not_run_say_so(browser: browsers.Browser, tmp_path: Path) -> None:
+    study = sample()
+    line = study[0]["lines"][0]
+    layers, heads = len(line["map"]["score"]), len(line["map"]["score"][0])
+    run = {(23, 3), (20, 0)}
+    line["map"]["estimated"] = [[(x, y) not in run for y in range(heads)] for x in range(layers)]
+    page = _open(browser, tmp_path, study)
+    assert page.count(".map .ran") == len(run)  # and in no map of which all were run
+    of = f'{MAP}[data-task="{line["task"]}"] .cell'
+    labels = [
+        page.js(f"document.querySelector('{of}[data-head={head}]').getAttribute('aria-label')")
+        for head in ("L23H3", "L11H4")
+    ]
+    assert [label.endswith(", estimated") for label in labels] == [False, True]
+    assert "not run" in " ".join(page.texts("#head-table td"))
+    page.click(f'{of}[data-head="L11H4"]')
+    assert "not run" in page.texts("#head-table tr.picked")[0]
+    assert page.errors == []
+
+
 def test_the_page_itself_is_light() -> None:
     data, facts = sample()
     page = render("circuits", data, **facts)

@@ -18,6 +18,7 @@ matplotlib.use("Agg")  # files only: no screen is needed
 
 from matplotlib import pyplot as plt
 from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.patches import Rectangle
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,7 +70,7 @@ def head_map(scores: HeadScores, caption: str, title: str = "", label: str = "")
     where heads were switched off, else the score.
 
     Blue where the head has a positive score. The largest cells carry their heads' names; a dot
-    marks those no larger than the noise.
+    marks those no larger than the noise; where not all were run, those that were have a frame.
     """
     values = scores.shown
     limit = float(values.abs().max()) or 1.0
@@ -96,6 +97,10 @@ def head_map(scores: HeadScores, caption: str, title: str = "", label: str = "")
                 )
         dots = scores.in_noise.nonzero()
         axis.scatter(dots[:, 0], dots[:, 1], s=2, color=GREY, linewidths=0)
+        for head in scores.heads if scores.estimated else []:
+            if not scores.is_estimated[head]:
+                corner = head.layer - 0.5, head.head - 0.5
+                axis.add_patch(Rectangle(corner, 1, 1, fill=False, lw=0.7, color="black"))
         figure.tight_layout()
         add_caption(figure, caption)
     return figure
@@ -134,6 +139,8 @@ def plot_scores(scores: HeadScores) -> Figure:
         done = f"at gate {scores.scale:g}" if scores.scale else "off"
         done = f"patched ({scores.settings['direction']})" if scores.method == "patch" else done
         title, what = f"Every head {done} in turn", f"each {done} alone"
+        if scores.estimated:
+            title = f"Heads {done} in turn, others by gradients"
     else:
         title = what = f"Scores by {scores.method}"
     task = f", task {scores.task}" if scores.task else ""
@@ -150,6 +157,10 @@ def plot_scores(scores: HeadScores) -> Figure:
         clean = float(scores.clean.double().mean())
         examples = count(len(scores.examples), "example")
         caption += f"{examples}, {clean:.3g} {scores.base}. Noise floor {floor}{dots}."
+    if scores.estimated:
+        from headlab.screening import missed, ran
+
+        caption += f" Framed: {ran(scores)}{missed(scores)}. Others are estimates."
     told = scores.settings.get("score", scores.measure)
     label = f"change of {told}" if scores.shows_change else f"score ({told})"
     return head_map(scores, caption, title, label)
@@ -172,6 +183,7 @@ def save_head_map(scores: HeadScores, folder: Path, name: str = "head-map") -> P
             "high": float(high[head]),
             "in_noise": bool(noise[head]),
             "leaves_out_zero": bool(beyond[head]),
+            "estimated": bool(scores.is_estimated[head]),
         }
         for head in scores.heads
     ]
@@ -180,6 +192,8 @@ def save_head_map(scores: HeadScores, folder: Path, name: str = "head-map") -> P
 
 def plot_curve(curve: Curve) -> Figure:
     """Explained effect against heads kept (or ablated), with its band and both random baselines."""
+    from headlab.screening import ranked_by
+
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(6.6, 3.1))
         ks, (low, high) = curve.ks, curve.band
@@ -214,11 +228,12 @@ def plot_curve(curve: Curve) -> Figure:
         axis.set_ylabel("explained effect")
         axis.legend(frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
         each = ", an order for each prompt" if curve.per_prompt else ""
+        ranked = ranked_by(curve.method, curve.settings.get("ranking", {}))
         axis.set_title(f"{curve.task or 'examples'}, {curve.model}", loc="left")
         figure.tight_layout()
         add_caption(
             figure,
-            f"{curve.model}, {curve.n_heads} heads ranked by {curve.method}{each}; "
+            f"{curve.model}, {curve.n_heads} heads ranked by {ranked}{each}; "
             f"{curve.measure}, reference {curve.reference}; "
             f"n = {len(curve.examples)} prompts, {curve.sample}. "
             f"Band: 95 % bootstrap over prompts; grey: {count(len(curve.random), 'random order')} "

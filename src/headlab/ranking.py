@@ -13,11 +13,12 @@ from headlab import __version__
 from headlab.engine import Progress, ReferenceLike, measure
 from headlab.errors import HeadlabError
 from headlab.examples import Example, name_examples
-from headlab.gates import ZERO, Gates, Reference
+from headlab.gates import AXES, ZERO, Gates, Reference
 from headlab.gradients import gate_gradients, warn_of_hard_gates
 from headlab.measures import Measure, find_measure
 from headlab.noise import gradient_noise_floor, noise_floor
 from headlab.scores import HeadScores
+from headlab.screening import screen
 from headlab.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def rank(
     scale: float = 0.0,
     direction: Direction = "noising",
     steps: int = 1,
+    exact: int | None = None,
     seed: int = 0,
     task: str = "",
     progress: Progress | None = None,
@@ -53,19 +55,21 @@ def rank(
     attribute the counterfactual where every example has one, else zero. `scale` is the gate of the
     head that is taken away. `direction` denoising puts a head of the clean run into the
     counterfactual one. `steps` of attribute: 1 is the gradient with all gates at 1 (denoising: at
-    0), more is the mean over gates that move together from 0 to 1.
+    0), more is the mean over gates that move together from 0 to 1. `exact` of ablate and patch:
+    only so many heads are run, those with the largest slopes, and a few of the others as a check
+    (`screening`); what is left keeps the slope's estimate.
 
     >>> rank(model, examples, "patch").order()[:2]                            # doctest: +SKIP
     [Head(layer=23, head=3), Head(layer=20, head=0)]
     """
-    require_method(method, direction, steps, scale)
+    require_method(method, direction, steps, scale, exact)
     chosen = find_measure(measure_by or default_measure(examples))
     named = name_examples(examples)
     reference = _reference(method, reference, named)
     if reference == "counterfactual" and (bare := [e for e in named if e.counterfactual is None]):
         raise HeadlabError(f"{bare[0].name} has no counterfactual, which {method} needs")
-    if method == "attribute":
-        warn_of_hard_gates(model, method)
+    if method == "attribute" or exact is not None:
+        warn_of_hard_gates(model, "attribute")
     ways: dict[str, Callable[..., dict[str, Any]]] = {
         "ablate": _take_away,
         "patch": _take_away,
@@ -80,6 +84,7 @@ def rank(
         scale=scale,
         direction=direction,
         steps=steps,
+        exact=exact,
         seed=seed,
         progress=progress,
     )
@@ -96,7 +101,8 @@ def rank(
         settings={
             **({"direction": direction} if method in ("patch", "attribute") else {}),
             **({"steps": steps} if method == "attribute" else {}),
-            **({"seed": seed} if method == "random" else {}),
+            **({"exact": exact} if found.get("estimated") else {}),
+            **({"seed": seed} if method == "random" or found.get("estimated") else {}),
             "dtype": str(model.dtype).removeprefix("torch."),
             "bos": model.bos,
             "d_model": model.hf.config.get_text_config().hidden_size,
@@ -111,7 +117,11 @@ def rank(
 
 
 def require_method(
-    method: str, direction: str = "noising", steps: int = 1, scale: float = 0.0
+    method: str,
+    direction: str = "noising",
+    steps: int = 1,
+    scale: float = 0.0,
+    exact: int | None = None,
 ) -> None:
     """Refuse what no ranking knows, before anything is loaded."""
     if method not in METHODS:
@@ -132,6 +142,12 @@ def require_method(
         raise HeadlabError(f"attribution takes at least one step, not {steps}")
     if steps > 1 and method != "attribute":
         raise HeadlabError(f"steps are of attribute, not of {method}")
+    if exact is None:
+        return
+    if method not in ("ablate", "patch"):
+        raise HeadlabError(f"exact is how many heads ablate or patch runs, not {method}")
+    if exact < 1:
+        raise HeadlabError(f"at least one head is run, not {exact}")
 
 
 def default_measure(examples: Sequence[Example]) -> str:
@@ -171,20 +187,33 @@ def _take_away(
     reference: ReferenceLike,
     scale: float,
     direction: Direction,
+    exact: int | None,
+    seed: int,
     progress: Progress | None,
     **_: Any,
 ) -> dict[str, Any]:
     back = direction == "denoising"  # heads of the clean run into the counterfactual one
     examples = [swap(example) for example in examples] if back else examples
     gates = Gates.each_head(model, scale)
+    screened = None
+    if exact is not None:
+        screened = screen(model, examples, chosen, reference, exact, scale, seed, progress)
+    if screened is not None:
+        gates = Gates(gates.values[screened.run], " ".join(AXES))
     table = measure(model, examples, gates, chosen, reference, progress=progress)
-    values = table.change if back or chosen.is_distance else -table.change
-    largest = values.double().mean(1).abs().topk(min(8, len(values))).indices.tolist()
+    largest = table.change.double().mean(1).abs().topk(min(8, gates.n_masks)).indices.tolist()
+    sign = 1 if back or chosen.is_distance else -1
+    found: dict[str, Any] = {}
+    change = table.change
+    if screened is not None:
+        change = screened.filled(change)
+        found["estimated"], found["checked"] = screened.told(sign, model.n_heads)
     work = model, examples, gates, chosen, reference
     return {
-        "values": values.view(model.n_layers, model.n_heads, -1),
+        "values": (sign * change).view(model.n_layers, model.n_heads, -1),
         "clean": table.clean,
         "noise_floor": _floor(noise_floor, *work, always=largest),
+        **found,
     }
 
 

@@ -48,6 +48,8 @@ class HeadScores:
     is_distance: bool = False  # the measure is one: scores cannot be negative
     settings: dict[str, Any] = field(default_factory=dict)  # what else it takes to do it again
     fingerprints: list[str] = field(default_factory=list)  # of the examples; [] where unknown
+    estimated: list[str] = field(default_factory=list)  # heads not run: slopes estimate their score
+    checked: dict[str, float] = field(default_factory=dict)  # run by lot: what slopes had estimated
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -68,13 +70,21 @@ class HeadScores:
         """[layer, head], True where the score is no larger than the run's own rounding."""
         return self.score.abs() <= (self.noise_floor or 0.0)
 
+    @cached_property
+    def is_estimated(self) -> Tensor:
+        """[layer, head], True where the head was not run."""
+        found = torch.zeros(self.shape, dtype=torch.bool)
+        for name in self.estimated:
+            found[Head.parse(name)] = True
+        return found
+
     @property
     def leaves_out_zero(self) -> Tensor:
         """[layer, head], True where the interval leaves out 0 and the score is above the noise.
-        A distance is above 0 anyway: there only the noise counts."""
+        A distance is above 0 anyway: there only the noise counts. An estimate says neither."""
         if self.is_distance:
             return ~self.in_noise
-        return leaves_out_zero(self.values) & ~self.in_noise
+        return leaves_out_zero(self.values) & ~self.in_noise & ~self.is_estimated
 
     @property
     def base(self) -> str:
@@ -100,7 +110,7 @@ class HeadScores:
     @cached_property
     def n_by_chance(self) -> float:
         """How many intervals would leave out 0 if no head did anything, signs drawn by lot."""
-        return expected_by_chance(self.values)
+        return expected_by_chance(self.values[~self.is_estimated])
 
     def order(self, by_size: bool = False) -> list[Head]:
         """The heads from the largest score down; `by_size` without regard to the sign."""
@@ -159,6 +169,8 @@ class HeadScores:
             "fingerprints": self.fingerprints,
             "clean": float(torch.mean(self.clean.double())),
             "noise_floor": self.noise_floor,
+            "estimated": self.estimated,
+            "checked": self.checked,
             "heads": heads,
         }
 
@@ -228,6 +240,8 @@ def _from_record(record: dict[str, Any], path: Path) -> HeadScores:
         is_distance=bool(record["is_distance"]),
         settings=dict(record["settings"]),
         fingerprints=[str(each) for each in record["fingerprints"]],
+        estimated=[str(name) for name in record.get("estimated", ())],
+        checked={str(name): float(each) for name, each in record.get("checked", {}).items()},
     )
 
 

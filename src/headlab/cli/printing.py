@@ -168,6 +168,7 @@ def print_scores(scores: HeadScores, top: int) -> None:
         interval = f"{low[head]:+.4f} to {high[head]:+.4f}" if several else "-"
         mark = "in the noise" if noise[head] else "" if beyond[head] else "may be chance"
         mark = mark if several or noise[head] else ""
+        mark = "not run: estimate" if scores.is_estimated[head] else mark
         table.add_row(str(head), f"{shown[head]:+.4f}", interval, mark)
     total = scores.shape[0] * scores.shape[1]
     n = scores.values.shape[-1]
@@ -180,13 +181,17 @@ def print_scores(scores: HeadScores, top: int) -> None:
     print_table(table)
     if scores.method == "random":
         return
+    if scores.estimated:
+        from headlab.screening import missed, ran
+
+        out.print(f"{ran(scores)}{missed(scores)}", highlight=False)
     if scores.noise_floor is None:
         said = "noise floor not measured"
     else:
-        above = total - int(noise.sum())
-        said = (
-            f"noise floor {scores.noise_floor:.1g}: {above} of {count(total, 'head')} are above it"
-        )
+        run = ~scores.is_estimated
+        above = int((run & ~noise).sum())
+        heads = count(int(run.sum()), "head")
+        said = f"noise floor {scores.noise_floor:.1g}: {above} of {heads} are above it"
     if n > 1 and not scores.is_distance:
         said += (
             f"; for {count(int(beyond.sum()), 'head')} the interval leaves out 0 "
@@ -244,10 +249,13 @@ def _span(interval: tuple[int | None, int | None]) -> str:
 
 
 def _how(scores: HeadScores, total: int) -> str:
+    some = f"each of {total} heads"
+    if scores.estimated:
+        some = f"{total - len(scores.estimated)} of {total} heads"
     if scores.method == "ablate":
-        return f"each of {total} heads {gate_words(scores.scale)} in turn"
+        return f"{some} {gate_words(scores.scale)} in turn"
     if scores.method == "patch":
-        return f"each of {total} heads patched in turn ({scores.settings['direction']})"
+        return f"{some} patched in turn ({scores.settings['direction']})"
     if scores.method == "attribute":
         steps = scores.settings["steps"]
         kind = f"mean gradient over {steps} steps" if steps > 1 else "gradient"

@@ -43,6 +43,13 @@ def rank(
         int | None,
         typer.Option(help="attribute: 1 (default) is the plain gradient, more integrates."),
     ] = None,
+    exact: Annotated[
+        int | None,
+        typer.Option(
+            help="ablate, patch: run only so many heads, those with the largest gradients, and 20 "
+            "others as a check. Default: every head."
+        ),
+    ] = None,
     reference: Annotated[
         str | None,
         typer.Option(help="ablate, attribute, gates: zero, mean; not gates: counterfactual."),
@@ -114,6 +121,7 @@ def rank(
             "TASK": task,
             "--direction": direction,
             "--steps": steps,
+            "--exact": exact,
             "--reference": reference,
             "--split": split,
             "--keep": keep,
@@ -131,7 +139,7 @@ def rank(
     direction, steps = direction or "noising", 1 if steps is None else steps
     seeds = seeds or (1 if method == "probe" else 10)
     if not learned:
-        require_method(method, direction, steps)
+        require_method(method, direction, steps, exact=exact)
     _require_reference(method, reference)
     if format not in (None, "headlab", "mib"):
         raise HeadlabError(f"the format is headlab or mib, not {format!r}")
@@ -169,6 +177,7 @@ def rank(
     from headlab.ranking import measure_for
     from headlab.ranking import rank as run
     from headlab.scores import write_scores
+    from headlab.screening import masks_run
     from headlab.tasks import make_examples
 
     if method == "gates" and split is None and not isinstance(found, Path):
@@ -189,8 +198,8 @@ def rank(
 
         stand_in = mean_reference(loaded, [example.prompt for example in examples])
     heads = loaded.n_layers * loaded.n_heads
-    total = len(examples) * {"attribute": steps, "random": 0}.get(method, heads)
-    with progress(f"ranking {heads} heads", total, silent) as advance:
+    masks = {"attribute": steps, "random": 0}.get(method, masks_run(heads, exact))
+    with progress(f"ranking {heads} heads", len(examples) * masks, silent) as advance:
         scores = run(
             loaded,
             examples,
@@ -199,6 +208,7 @@ def rank(
             reference=stand_in,
             direction=direction,  # type: ignore[arg-type]
             steps=steps,
+            exact=exact,
             seed=seed,
             task=task,
             progress=advance,
@@ -222,6 +232,7 @@ _HEEDED_BY = {  # options that not all methods take
     "TASK": (*_EXACT, "gates", "probe"),
     "--direction": ("patch", "attribute"),
     "--steps": ("attribute",),
+    "--exact": ("ablate", "patch"),
     "--reference": ("ablate", "patch", "attribute", *_FITS),
     "--split": (*_EXACT, "gates"),
     "--keep": ("contrastive",),

@@ -111,6 +111,13 @@ def run_circuits(
     ] = False,
     measure: Annotated[str | None, typer.Option(help="Default: each task's own.")] = None,
     steps: Annotated[int | None, typer.Option(help="Of attribute; more is integrated.")] = None,
+    exact: Annotated[
+        int | None,
+        typer.Option(
+            help="patch, ablate: run only so many heads, those with the largest gradients, and 20 "
+            "others as a check."
+        ),
+    ] = None,
     dtype: Annotated[str | None, typer.Option(help="Default: float32 up to 1B parameters.")] = None,
     bos: Annotated[str | None, typer.Option(help="Start prompts with BOS: auto, yes, no.")] = None,
     folder: Out = None,
@@ -132,6 +139,7 @@ def run_circuits(
         "per_prompt": per_prompt or None,
         "measure": measure,
         "steps": steps,
+        "exact": exact,
         "dtype": dtype,
         "bos": bos,
     }

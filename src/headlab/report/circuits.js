@@ -344,7 +344,7 @@
         const { value, rank, layer, head } = ranksOf(line).named.get(name), digits = digitsFor(limits[i]), depth = Math.abs(value ?? 0) / limits[i] * 30;
         const between = span(line.map.low?.[layer]?.[head], line.map.high?.[layer]?.[head], end => signed(end, digits));
         return el("td", { class: "score", style: { background: `color-mix(in srgb, var(--${value < 0 ? "neg" : "pos"}) ${depth.toFixed(1)}%, var(--paper))` } },
-          el("b", {}, signed(value, digits)), el("i", { title: "rank" }, `#${rank}`), between && el("span", { class: "soft" }, between));
+          el("b", {}, signed(value, digits)), el("i", { title: "rank" }, `#${rank}`), line.map.estimated?.[layer][head] && el("span", { class: "soft" }, "not run"), between && el("span", { class: "soft" }, between));
       }) });
   }
 

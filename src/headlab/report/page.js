@@ -219,8 +219,8 @@ const headlab = (() => {
 
   // A head map: layers from left to right, heads from top to bottom. A study whose maps are not of signed scores says
   // how a cell looks (paint: name, colour, strength, says; dotted: whether it has a dot), what its tip tells, and what stands
-  // below (scale, tops).
-  const headMap = ({ model, task, of = `on ${task}`, score, low, high, floor, cell, ranks, measure, top = 5, paint, dotted, tip, scale, tops: named }) => {
+  // below (scale, tops). Where not every head was run (estimated), those that were have a frame.
+  const headMap = ({ model, task, of = `on ${task}`, score, low, high, estimated, floor, cell, ranks, measure, top = 5, paint, dotted, tip, scale, tops: named }) => {
     const layers = score.length, heads = score[0].length;
     const limit = Math.max(...score.flat().map(value => Math.abs(value ?? 0))) || 1;
     const digits = digitsFor(limit), left = 24, below = 17, gap = cell > 9 ? 1 : 0;
@@ -236,8 +236,9 @@ const headlab = (() => {
       const look = paint?.(layer, head);
       const rect = svg("rect", { class: `cell ${look ? look.name : value < 0 ? "neg" : "pos"}`, style: look && { fill: look.colour }, x: x + gap / 2, y: y + gap / 2, width: cell - gap, height: cell - gap,
         "fill-opacity": (look ? look.strength : Math.abs(value ?? 0) / limit).toFixed(3), tabindex: -1, role: "button", "aria-pressed": "false",
-        "aria-label": look ? `${name}, ${look.says}` : `${name}, ${signed(value, digits)}, rank ${ranks.named.get(name).rank}`, data: { head: name } });
+        "aria-label": look ? `${name}, ${look.says}` : `${name}, ${signed(value, digits)}, rank ${ranks.named.get(name).rank}${estimated?.[layer][head] ? ", estimated" : ""}`, data: { head: name } });
       cells.push(rect);
+      if (estimated && !estimated[layer][head]) marks.append(svg("rect", { class: "ran", x: x + .5, y: y + .5, width: cell - 1, height: cell - 1 }));
       if (dotted?.(layer, head)) marks.append(svg("circle", { class: "chosen", cx: x + cell / 2, cy: y + cell / 2, r: Math.max(1.4, Math.min(2.6, cell / 6)) }));
       if (known(floor) && Math.abs(value ?? 0) <= floor) marks.append(svg("circle", { class: "noise", cx: x + cell / 2, cy: y + cell / 2, r: Math.max(.8, Math.min(1.6, cell / 9)) }));
     }));
@@ -253,6 +254,7 @@ const headlab = (() => {
       showTip(box.right, box.bottom, tip ? tip(layer, head) : [
         el("div", { class: "top" }, name),
         el("div", {}, `${signed(value, digits)} ${measure}`),
+        estimated?.[layer][head] && el("div", { class: "soft" }, "not run: estimated by its gradient"),
         between && el("div", { class: "soft" }, `95 % interval ${between}`),
         el("div", { class: "soft" }, `rank ${rank} of ${cells.length}`),
         known(floor) && Math.abs(value) <= floor && el("div", { class: "soft" }, "within rounding"),

@@ -17,6 +17,7 @@ from headlab.heads import Head
 from headlab.model import Model
 from headlab.ranking import measure_for, rank
 from headlab.scores import HeadScores
+from headlab.screening import masks_run
 from headlab.sparse import edges_kept
 from headlab.studies import Work
 from headlab.studies.cells import Cell, Record
@@ -60,6 +61,7 @@ def run_cell(cell: Cell, model: Model, progress: Progress, scratch: Path) -> Rec
         way_of(cell.method),
         chosen,
         steps=asked["steps"],
+        exact=asked.get("exact"),
         seed=cell.seed,
         task=cell.task,
         progress=progress,
@@ -107,8 +109,9 @@ def work(cell: Cell, n_heads: int) -> Work:
     """Masks and passes; a head off alone skips, on average, half of the layers."""
     n, steps, orders = (cell.settings[name] for name in ("n", "steps", "orders"))
     way = way_of(cell.method)
-    masks = {"attribute": steps, "random": 0}.get(way, n_heads)
-    passes = {"attribute": 3.0 * steps, "random": 1.0}.get(way, n_heads / 2)
+    run = masks_run(n_heads, cell.settings.get("exact"))
+    masks = {"attribute": steps, "random": 0}.get(way, run)
+    passes = {"attribute": 3.0 * steps, "random": 1.0}.get(way, run / 2)
     kept = expected_masks(n_heads, "auto", orders)
     return Work(n * (masks + kept), n * (passes + kept))
 
@@ -219,7 +222,7 @@ def from_record(record: Record) -> Found:
 
 _SCORES = (
     *("model", "task", "method", "measure", "reference", "examples", "noise_floor", "scale"),
-    *("is_distance", "settings", "fingerprints"),
+    *("is_distance", "settings", "fingerprints", "estimated", "checked"),
 )
 _CURVE = (
     *("model", "task", "mode", "method", "measure", "reference", "examples", "n_heads", "ks"),

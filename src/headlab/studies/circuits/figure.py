@@ -13,6 +13,7 @@ from matplotlib.lines import Line2D
 
 from headlab.aliases import ALIASES
 from headlab.figures import BLUE, GREEN, GREY, ORANGE, PINK, STYLE, add_caption, save
+from headlab.screening import ranked_by
 from headlab.studies.circuits.lines import Line
 from headlab.studies.circuits.multipliers import Multiplier, Pairing
 from headlab.studies.circuits.pairs import families
@@ -287,12 +288,13 @@ def _caption(lines: Sequence[Line], with_marks: bool) -> str:
         f"{model} {n}" for model, n in dict.fromkeys((ln.model, ln.n_heads) for ln in lines)
     )
     each = ", an order for each prompt" if curve.per_prompt else ""
+    ranked = ranked_by(way_of(first.method), first.scores.settings)
     marks = (
         " Grey marks: published numbers (arXiv 2512.05865), for other models at their share of "
         "the heads."
     )
     return (
-        f"Heads: {heads}. Ranked by {way_of(first.method)}{each}; the others' outputs from the "
+        f"Heads: {heads}. Ranked by {ranked}{each}; the others' outputs from the "
         f"reference {curve.reference}; n = {n} prompts, {curve.sample}; seeds "
         f"{', '.join(map(str, first.seeds))}. Bands: 95 % bootstrap over prompts; dashed: mean "
         f"of {count(len(first.random), 'random order')}.{marks if with_marks else ''}"

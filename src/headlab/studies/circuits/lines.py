@@ -67,6 +67,8 @@ class Line:
             examples=prints if len(all_) > 1 else all_[0].examples,
             fingerprints=prints,
             noise_floor=max(floors) if floors else None,
+            estimated=list(dict.fromkeys(name for each in all_ for name in each.estimated)),
+            checked=all_[0].checked if len(all_) == 1 else {},
         )
 
     @property

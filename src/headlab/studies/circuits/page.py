@@ -142,7 +142,11 @@ def _line_data(line: Line, levels: list[float]) -> dict[str, Any]:
         "edges": None if line.edges is None else _grid(line.edges),
         "edges_mean": None if line.edges is None else float(line.edges.mean()),
         "map": {
-            name: _grid(v) for name, v in (("score", scores.score), ("low", low), ("high", high))
+            **{
+                name: _grid(v)
+                for name, v in (("score", scores.score), ("low", low), ("high", high))
+            },
+            "estimated": scores.is_estimated.tolist() if scores.estimated else None,
         },
     }
 

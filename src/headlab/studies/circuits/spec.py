@@ -72,6 +72,7 @@ class CircuitsSpec(Spec):
     per_prompt: bool = False
     measure: Annotated[str | None, AfterValidator(_measure)] = None
     steps: int = Field(default=1, ge=1, le=1000)
+    exact: int | None = Field(default=None, ge=1, le=1_000_000)
 
     @classmethod
     def filled(cls, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,6 +93,8 @@ class CircuitsSpec(Spec):
         object.__setattr__(self, "models", list(dict.fromkeys([*self.models, *paired])))
         if self.steps > 1 and "attribute" not in self._ways:
             raise ValueError("steps are of attribute, which is not among the methods")
+        if self.exact and not self._ways & {"patch", "ablate"}:
+            raise ValueError("exact is of patch and ablate, which are not among the methods")
         said_twice = [method for method in self.methods if method != way_of(method)]
         if self.per_prompt and said_twice:
             raise ValueError(
@@ -158,4 +161,7 @@ class CircuitsSpec(Spec):
 
     def _settings_of(self, method: str) -> dict[str, Any]:
         settings = {**self.settings(), "per_prompt": self.is_per_prompt(method)}
-        return settings if way_of(method) == "attribute" else {**settings, "steps": 1}
+        way = way_of(method)
+        if self.exact is None or way not in ("patch", "ablate"):
+            del settings["exact"]  # every head is run, or none
+        return settings if way == "attribute" else {**settings, "steps": 1}

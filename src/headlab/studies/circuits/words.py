@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from headlab.curves import MIN_ORDERS
 from headlab.gradients import NO_SLOPE
+from headlab.screening import missed, ran
 from headlab.studies.circuits.lines import Line, read_lines
 from headlab.studies.circuits.multipliers import Multiplier, in_percent, pairing_of
 from headlab.studies.circuits.spec import way_of
@@ -89,6 +90,14 @@ def tell_warnings(run: Run, spec: CircuitsSpec, lines: list[Line]) -> list[str]:
     if in_sample:
         which = f" by {', '.join(in_sample)}" if len(in_sample) < len(spec.methods) else ""
         told.append(f"Heads were ranked{which} on the very prompts they are tested on: in-sample.")
+    for line in lines:
+        for seed, found in zip(line.seeds, line.found, strict=True):
+            if found.scores.estimated:
+                each = f", seed {seed}" if len(line.seeds) > 1 else ""
+                told.append(
+                    f"{line.task}, {line.model}, {line.method}{each}: "
+                    f"{ran(found.scores)}{missed(found.scores)}."
+                )
     by_slope = [line for line in lines if way_of(line.method) == "attribute"]
     sparse = dict.fromkeys(line.model for line in by_slope if line.edges is not None)
     if sparse:

@@ -1,0 +1,143 @@
+"""Which heads are worth a run: slopes pick some, and a few of the others, drawn by lot, are run as
+well, which shows what the slopes miss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from headlab.engine import Progress, ReferenceLike
+from headlab.errors import HeadlabError
+from headlab.examples import Example
+from headlab.gates import Gates
+from headlab.gradients import gate_gradients
+from headlab.heads import Head
+from headlab.measures import Measure
+from headlab.wording import count, percent
+
+if TYPE_CHECKING:
+    from headlab.model import Model
+    from headlab.scores import HeadScores
+
+CHECKED = 20  # of the others: at least one of the 14 % that are farthest off is among them, by 95 %
+
+
+def masks_run(n_heads: int, exact: int | None) -> int:
+    """How many masks a ranking runs: a head each, and a pass for the slopes.
+
+    >>> masks_run(270, None), masks_run(270, 40), masks_run(270, 260)
+    (270, 61, 270)
+    """
+    return n_heads if exact is None else min(n_heads, exact + CHECKED + 1)
+
+
+@dataclass(frozen=True)
+class Screen:
+    """Heads by their numbers, layer by layer."""
+
+    estimates: Tensor  # [head, example], how the measure would change by the slope of the gate
+    picked: list[int]  # the largest means, whatever their sign
+    checked: list[int]  # some of the others, by lot
+
+    @property
+    def run(self) -> list[int]:
+        return sorted([*self.picked, *self.checked])
+
+    def filled(self, change: Tensor) -> Tensor:
+        """What the heads that were run change, [head, example], and estimates of all others."""
+        full = self.estimates.to(change.dtype).clone()
+        full[self.run] = change
+        return full
+
+    def told(self, sign: int, n_heads: int) -> tuple[list[str], dict[str, float]]:
+        """The heads that keep their estimate; and what it was of those that were checked, as a
+        score: the change, or with -1 the opposite."""
+        names = [str(Head(*divmod(number, n_heads))) for number in range(len(self.estimates))]
+        ran = set(self.run)
+        means = self.estimates.double().mean(1)
+        return (
+            [name for number, name in enumerate(names) if number not in ran],
+            {names[number]: sign * float(means[number]) for number in sorted(self.checked)},
+        )
+
+
+def screen(
+    model: Model,
+    examples: Sequence[Example],
+    chosen: Measure,
+    reference: ReferenceLike,
+    exact: int,
+    scale: float = 0.0,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Screen | None:
+    """The `exact` heads with the largest slopes where all gates are 1, times how far the gate
+    moves, and some others; None where that would be all heads."""
+    n_heads = model.n_layers * model.n_heads
+    if masks_run(n_heads, exact) == n_heads:
+        return None
+    if chosen.is_distance:
+        raise HeadlabError(
+            f"{chosen.name} has no slope where nothing is changed, which could pick heads; run all"
+        )
+    gates = Gates.ones(model)
+    found = gate_gradients(model, examples, gates, chosen, reference, progress=progress)
+    slopes = found.gradient[0].flatten(1).T  # [head, example]
+    estimates = (scale - 1) * slopes
+    order = estimates.double().mean(1).abs().argsort(descending=True, stable=True).tolist()
+    random = torch.Generator().manual_seed(seed)
+    drawn = torch.randperm(n_heads - exact, generator=random)[:CHECKED].tolist()
+    rest = sorted(order[exact:])
+    return Screen(estimates, order[:exact], [rest[number] for number in drawn])
+
+
+def ranked_by(method: str, settings: Mapping[str, Any]) -> str:
+    """A ranking's method, and where not all heads were run, how many were.
+
+    >>> ranked_by("patch", {"exact": 40}), ranked_by("patch", {})
+    ('patch (40 heads picked by gradients, which stand for the others)', 'patch')
+    """
+    exact = settings.get("exact")
+    if exact is None:
+        return method
+    return f"{method} ({count(exact, 'head')} picked by gradients, which stand for the others)"
+
+
+def ran(scores: HeadScores) -> str:
+    """Which heads were run, where not all were.
+
+    >>> ran(scores)                                                           # doctest: +SKIP
+    '60 of 270 heads were run: 40 picked by gradients, 20 of the others by lot'
+    """
+    total = scores.score.numel()
+    n, by_lot = total - len(scores.estimated), len(scores.checked)
+    if not scores.checked:
+        return f"{n} of {total} heads were run with every seed"
+    return (
+        f"{n} of {total} heads were run: {n - by_lot} picked by gradients, {by_lot} of the others "
+        "by lot"
+    )
+
+
+def missed(scores: HeadScores) -> str:
+    """What those that were run by lot say about those that were not run; nothing of several seeds
+    together."""
+    if not scores.checked:
+        return ""
+    size = {head: abs(float(scores.score[head])) for head in scores.heads}
+    known = [head for head in scores.heads if not scores.is_estimated[head]]
+    known.sort(key=lambda head: -size[head])
+    by_lot = {Head.parse(name): estimate for name, estimate in scores.checked.items()}
+    largest = max(by_lot, key=lambda head: size[head])
+    off = [abs(float(scores.score[head]) - estimate) for head, estimate in by_lot.items()]
+    share = 1 - 0.05 ** (1 / len(off))  # were more of them larger, one would be among so many
+    return (
+        f"; of the {len(off)} the largest, {largest}, is number {1 + known.index(largest)} of the "
+        f"{len(known)} by size, and gradients were off by {sum(off) / len(off):.2g} on average, "
+        f"{max(off):.2g} at most; with 95 % confidence at most {percent(share)} of those not run "
+        f"are larger than {largest}"
+    )
