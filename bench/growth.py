@@ -1,7 +1,7 @@
 """How the time and memory of a sweep over all heads grow, and the largest sweeps that must run.
 
     python bench/growth.py --shape llama-3.2-1b --out growth.json
-    python bench/growth.py --large                       # the 8B shape, one GPU
+    python bench/growth.py --large all                   # the 8B shape, one GPU
 
 Random weights; prompts, tokens, layers and heads are doubled one after the other, all else fixed.
 Slopes are of log seconds, and of log GiB beside the weights, against the log of what was doubled.
@@ -30,6 +30,7 @@ AXES = {
     "layers": [4, 8, 16, 32],
     "heads": [8, 16, 32, 64],
 }
+LARGE = {"one": "one head a layer", "every": "every head"}
 SMALL = {
     "prompts": [4, 8, 16],
     "tokens": [8, 16, 32],
@@ -93,10 +94,10 @@ def large(asked: argparse.Namespace) -> Iterator[tuple[str, dict]]:
     model = model_of(SHAPES["llama-3.1-8b"](), "llama-3.1-8b", asked.dtype, asked.device)
     every = Gates.each_head(model)
     one = Gates(every.values[:: model.n_heads, 0, :, :, 0])
-    for name, gates, prompts, length in (
-        ("one head a layer", one, 256, 512),
-        ("every head", every, 64, 128),
-    ):
+    for part, gates, prompts, length in (("one", one, 256, 512), ("every", every, 64, 128)):
+        if asked.large not in (part, "all"):
+            continue
+        name = LARGE[part]
         work = Ablate(model, prompts, length)
         if asked.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
@@ -119,7 +120,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     options.add_argument("--shape", choices=SHAPES, default="small")
-    options.add_argument("--large", action="store_true")
+    options.add_argument(
+        "--large", choices=[*LARGE, "all"], help="instead, of the 8B shape: large sweeps"
+    )
     options.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options.add_argument("--dtype", choices=DTYPES)
     options.add_argument("--repeats", type=int, default=3)

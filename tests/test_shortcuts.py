@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import re
+from contextlib import ExitStack, contextmanager
 
 import pytest
 import torch
@@ -10,8 +12,9 @@ from tiny import ARCHITECTURES, random_ids, tiny, tiny_tokenizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import headlab
-from headlab import Gates, Head, HeadlabError, Model
-from headlab.proofs import check, shortcuts
+from headlab import Gates, Head, HeadlabError, Model, stretches
+from headlab.proofs import TOLERANCE, Proof, check, shortcuts
+from headlab.proofs.result import rounded_otherwise, within_rounding
 from headlab.restart import clean_pass, restarted
 from headlab.tokens import Tokens
 
@@ -262,3 +265,71 @@ def test_an_interrupted_check_leaves_no_shortcut_unproved(monkeypatch):
         monkeypatch.setattr(shortcuts, "compared", honest)
         assert model.cuts_logits == (proof == "ending")
         assert model.restart is None or not model.restart.ends_early
+
+
+# --- roundings ---
+
+
+@pytest.fixture(scope="module")
+def deep() -> Model:
+    """Many layers in bfloat16, in which roundings add up."""
+    config = copy.deepcopy(tiny("llama").config)
+    config.num_hidden_layers = 24
+    torch.manual_seed(0)
+    hf = type(tiny("llama"))(config).to(torch.bfloat16).eval().requires_grad_(False)
+    for weight in hf.parameters():
+        if weight.ndim == 2:
+            weight.mul_(8)  # so that each head matters
+    return Model(hf, tiny_tokenizer(), name="deep")
+
+
+def test_roundings_that_add_up_switch_nothing_off(deep, monkeypatch):
+    """As in kernels that round otherwise, through more layers than the tolerance has room for."""
+
+    @contextmanager
+    def otherwise(model, starts, *rest):
+        with ExitStack() as stack:
+            stack.enter_context(restarted(model, starts, *rest))
+            if len(starts) > 1:  # restarting at one layer is to give the same bits
+                stack.enter_context(rounded_otherwise(model))
+            yield
+
+    monkeypatch.setitem(TOLERANCE, torch.bfloat16, 5e-3)
+    monkeypatch.setattr(shortcuts, "restarted", otherwise)
+    monkeypatch.setattr(stretches, "restarted", otherwise)
+    proofs = {proof.name: proof for proof in check(deep).proofs}
+    failed = [proof for proof in proofs.values() if not proof.passed]
+    assert failed == []
+    for name in ("joining", "beginning", "sharing"):
+        proof = proofs[name]
+        assert proof.difference > 0.02
+        assert re.fullmatch(r"other roundings change 0\.0\d+", proof.note)
+        assert proof.tolerance == pytest.approx(1.5 * float(proof.note.split()[-1]), rel=0.05)
+    assert deep.restart.joins
+    assert deep.restart.begins_late
+    assert deep.restart.shares
+
+
+def test_what_is_no_rounding_is_not_taken_for_one(deep):
+    """A mistake is of the size of what the gates change, or of a part of it."""
+    tokens = deep.tokens(random_ids(2, 8))
+    clean = deep(tokens)
+
+    def run() -> torch.Tensor:
+        with deep.gated(Gates.ablate(deep, "L0H1")):
+            return deep(tokens)
+
+    whole = run()
+    effect = float((whole - clean).abs().max())
+    given = run, whole, clean
+    for wrong in (0.1, 0.5, 1.0):
+        proof = Proof("joining", "", wrong * effect, 1e-3)
+        assert not within_rounding(deep, proof, *given).passed
+    known = within_rounding(deep, Proof("joining", "", 0.01 * effect, 1e-3), *given)
+    assert known.passed
+    least = within_rounding(deep, Proof("joining", "", 1.0, 1e-3), run, whole, whole + 2e-3)
+    assert least.tolerance == 1e-3, "gates that change nothing show no mistake"
+    passed = Proof("joining", "", 0.0, 1e-3)
+    assert within_rounding(deep, passed, *given) is passed
+    unknown = Proof("joining", "", float("inf"), 1e-3)
+    assert not within_rounding(deep, unknown, *given).passed

@@ -15,7 +15,7 @@ from torch import Tensor
 from headlab.alike import Alike
 from headlab.gates import ZERO, Gates
 from headlab.heads import Head
-from headlab.proofs.result import Proof, compared, difference, worst_layer
+from headlab.proofs.result import Proof, compared, difference, within_rounding, worst_layer
 from headlab.restart import clean_pass, learn_forms, restarted
 from headlab.sdpa import grouped_queries
 from headlab.standins import GatedMlp, Norm, find_mlps, find_norms, find_rotary, rotary_excess
@@ -114,14 +114,20 @@ def joining(model: Model, tokens: Tokens) -> Proof:
     last = torch.full((n * each,), tokens.ids.shape[1] - 1, device=tokens.ids.device)
     places = torch.arange(n * each, device=last.device), last  # of every row
     clean = clean_pass(model, tokens, range(n), places[0][:each], last[:each])
-    try:
+
+    def run() -> Tensor:
         with model.gated(gates, rows_of_a_mask=each):
-            whole = model.logits_at(repeated, *places)
-            model.restart = dataclasses.replace(alone, joins=True)
-            with restarted(model, dict.fromkeys(range(n), 1), clean):
-                joined = model.logits_at(repeated, *places)
+            return model.logits_at(repeated, *places)
+
+    try:
+        whole = run()
+        model.restart = dataclasses.replace(alone, joins=True)
+        with restarted(model, dict.fromkeys(range(n), 1), clean):
+            joined = run()
+        model.restart = alone
         proof = compared(model, "joining", claim, whole, joined)
-        proved = model.restart if proof.passed else alone
+        proof = within_rounding(model, proof, run, whole, clean.logits.repeat(n, 1))
+        proved = dataclasses.replace(alone, joins=proof.passed)
     except Exception as error:  # as above
         proof = Proof("joining", claim, float("inf"), 0.0, note=str(error))
     finally:
@@ -145,17 +151,22 @@ def beginning(model: Model, tokens: Tokens) -> Proof:
     last = torch.full((n * each,), length - 1, device=tokens.ids.device)
     rows = torch.arange(n * each, device=last.device)
     starts = dict.fromkeys(range(n), 1) if early.joins else {0: n}
+
+    def run() -> Tensor:
+        with model.gated(Gates(late, axes), rows_of_a_mask=each):
+            return model.logits_at(tokens.repeated(n), rows, last)
+
     try:
         clean = clean_pass(model, tokens, range(n), rows[:each], last[:each], begin)
         assert clean.beginning is not None
         rest = tokens.behind(clean.beginning).repeated(n)
-        with model.gated(Gates(late, axes), rows_of_a_mask=each):
-            whole = model.logits_at(tokens.repeated(n), rows, last)
+        whole = run()
         with model.gated(Gates(gates, axes), rows_of_a_mask=each), grouped_queries():
             found = [model.logits_at(rest, rows, last - begin)]  # from the bottom, as for slopes
             with restarted(model, starts, clean):
                 found.append(model.logits_at(rest, rows, last - begin))
         proof = worst_layer(compared(model, "beginning", claim, whole, own) for own in found)
+        proof = within_rounding(model, proof, run, whole, clean.logits.repeat(n, 1))
         proved = dataclasses.replace(early, begins_late=proof.passed)
     except Exception as error:  # as above
         proof = Proof("beginning", claim, float("inf"), 0.0, note=str(error))
@@ -185,7 +196,8 @@ def sharing(model: Model, tokens: Tokens) -> Proof:
     try:
         clean = clean_pass(model, alike, range(n), rows, last)
         stretch = Stretch(alike, list(range(len(ids))), rows, last, clean, ZERO)
-        whole = stretch.pass_(model, gates, range(n), None)
+        from_bottom = partial(stretch.pass_, model, gates, range(n), None)
+        whole = from_bottom()
         ahead = Ahead([stretch], Alike(end, [0] * len(ids)))
         found = []
         # From the bottom, as for slopes, and each mask from its layer on.
@@ -195,6 +207,7 @@ def sharing(model: Model, tokens: Tokens) -> Proof:
                 ahead.run(range(n), lambda each, _, keeps, run=run: run(each, keeps=keeps))
                 found.append(run(ahead.rests[0], beginning=ahead.of(0, range(n))))
         proof = worst_layer(compared(model, "sharing", claim, whole, own) for own in found)
+        proof = within_rounding(model, proof, from_bottom, whole, clean.logits.expand_as(whole))
         proved = dataclasses.replace(apart, shares=proof.passed)
     except Exception as error:  # as above
         proof = Proof("sharing", claim, float("inf"), 0.0, note=str(error))
