@@ -18,12 +18,13 @@ for _head in CARRIERS:
 BIAS[1, 1] = 0.0  # some of its edges
 
 
-def save_sparse(folder: Path, sure: float = 1.0) -> Path:
+def save_sparse(folder: Path, sure: float = 1.0, layers: int = 2) -> Path:
     """The planted model with gates; `sure` is how much is left of its logits."""
-    model = planted()
+    model = planted(layers)
     with torch.no_grad():
         model.hf.lm_head.weight.mul_(sure)
-    save_model(folder, model.hf, model.tokenizer, "tiny", bias=BIAS, about={"share": 0.5})
+    bias = torch.nn.functional.pad(BIAS, (0, 0, 0, layers - len(BIAS)), value=-50.0)
+    save_model(folder, model.hf, model.tokenizer, "tiny", bias=bias, about={"share": 0.5})
     return folder
 
 

@@ -412,6 +412,20 @@ def test_a_run_by_attribution_on_a_sparse_model_says_so(tmp_path):
     assert said.endswith("attribute was asked of level-30.")
 
 
+def test_heads_of_a_sparse_model_that_slopes_pick_are_warned_of(tmp_path):
+    model = save_sparse(tmp_path / "level-30", layers=8)
+    save_task(tmp_path / "t.jsonl", pairs(12))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        given = {"pairs": [], "models": [str(model)], "methods": "patch"}
+        done = run_study(make_spec(asked(tmp_path, **given, exact=4)), tmp_path / "r")
+        headlab.rank(headlab.load(str(model)), pairs(4), "patch", exact=1000)  # all are run
+    (told,) = [str(each.message) for each in caught if "hard gate" in str(each.message)]
+    assert told.endswith("which may pick the wrong heads of a sparse model: run all of them")
+    (said,) = [each for each in done.study.warnings(done) if "hard gate" in each]
+    assert said.endswith("Some were of level-30.")
+
+
 def test_levels_of_a_training_that_is_not_over_are_pairs_too(tmp_path):
     out = bare(tmp_path, "OUT/level-30") / "OUT"
     (out / "sparsify.json").unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import random
@@ -225,6 +226,30 @@ def test_a_study_changed_inside_a_run_is_not_gone_on_with(lab, tmp_path):
     assert "has been changed since this run began" in error_of(
         run("resume", str(done.folder), "-q")
     )
+
+
+def test_runs_of_versions_that_knew_fewer_settings_go_on(lab, tmp_path):
+    done = run_study(spec_of(lab), tmp_path / "r")
+    path, manifest = done.folder / "study.yaml", done.folder / "manifest.json"
+    record = json.loads(manifest.read_text())
+    ours = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    assert record["study"] == ours, "what is written is what is known"
+    older = path.read_text().replace("exact: null\n", "")
+    assert older != path.read_text()
+    path.write_text(older)
+    record["study"] = hashlib.sha256(older.encode()).hexdigest()[:16]
+    manifest.write_text(json.dumps(record))
+    done.path_of(done.cells[0]).unlink()
+    for command in ("resume", "report"):
+        told = run(command, str(done.folder), "-q")
+        assert told.exit_code == 0, told.stderr
+    assert len(Run.read(done.folder).cells) == len(done.cells)
+    assert all(Run.read(done.folder).has(cell) for cell in done.cells)
+    # Nor is a run of ours stopped by a line that says what was meant anyway.
+    path.write_text("# a note\n" + path.read_text() + "exact: null\n")
+    record["study"] = ours
+    manifest.write_text(json.dumps(record))
+    assert run("resume", str(done.folder), "-q").exit_code == 0
 
 
 def test_a_run_that_cannot_begin_leaves_nothing(lab, tmp_path, monkeypatch):

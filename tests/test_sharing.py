@@ -13,10 +13,11 @@ from measuring import random_masks
 from tiny import ARCHITECTURES, STRANGERS, tiny, tiny_tokenizer
 
 import headlab
-from headlab import Example, Gates, Head, Model, mean_reference, measure
+from headlab import Example, Gates, Head, Model, chunks, mean_reference, measure
 from headlab.alike import ways_to_share
 from headlab.batches import encode_all
-from headlab.chunks import Sharing, families
+from headlab.chunks import Sharing, _cut, families
+from headlab.engine import _Sweep
 from headlab.gatefits import Schedule, fit_gates
 from headlab.gatefits.rows import Rows
 from headlab.gatefits.slopes import summed_slopes
@@ -141,6 +142,63 @@ def test_masks_may_run_a_few_at_a_time(llama, budget, joins, shapes):
     assert torch.equal(together.clean, alone.clean)
 
 
+def test_no_more_masks_go_ahead_than_there_is_room_for(llama, shapes, monkeypatch):
+    masks = random_masks(40, seed=5)
+    measure(llama, EXAMPLES, masks, budget=200)
+    assert max(rows * positions for rows, positions in shapes) <= 200
+    whole = measure(llama, EXAMPLES, masks)
+    begun = max(rows for rows, positions in shapes if positions >= 8)
+    shapes.clear()
+    # 5 rows of 14 tokens: what they keep for restarts, and little beside it.
+    kept_by_one = 2 * 3 * 2 * (llama.seam.kv_heads * llama.head_width) * 4
+    room = 5 * 14 * engine_of(llama, EXAMPLES)._stored_per_token
+    assert room < 40 * kept_by_one * 9
+    monkeypatch.setattr("headlab.engine._STORED_ON_CPU", room)
+    found = measure(llama, EXAMPLES, masks)
+    ahead = [rows for rows, positions in shapes if positions >= 8]
+    assert ahead
+    assert max(ahead) < begun
+    assert (found.values - whole.values).abs().max() < 1e-5
+
+
+def engine_of(model: Model, examples: list[Example], measured: str = "log-prob") -> _Sweep:
+    given = Gates.each_head(model), MEASURES[measured], "zero", None, True, None
+    return _Sweep(model, examples, *given)
+
+
+@pytest.mark.parametrize("measured", ["log-prob", "kl"])
+def test_what_is_kept_of_a_family_has_a_limit(llama, monkeypatch, measured):
+    """Nor is anything kept that nobody reads."""
+    monkeypatch.setattr("headlab.engine._STORED_ON_CPU", 300_000)
+    kept = []
+    own = _Sweep._measure_family
+
+    def watched(self, chunks, alike):
+        works = [self._work(chunk) for chunk in chunks]
+        tensors = [
+            tensor
+            for work in works
+            for tensor in (
+                *work.stretch.clean.inputs.values(),
+                *work.stretch.clean.z.values(),
+                work.stretch.clean.logits,
+                *([] if work.compared is None else [work.compared]),
+            )
+        ]
+        kept.append(sum(each.untyped_storage().nbytes() for each in tensors))
+        assert all(work.stretch.clean.logits.untyped_storage().nbytes() == 0 for work in works)
+        own(self, chunks, alike)
+
+    monkeypatch.setattr(_Sweep, "_measure_family", watched)
+    examples = [dataclasses.replace(EXAMPLES[0], id=str(n)) for n in range(60)]
+    measure(llama, examples, random_masks(4), measured)
+    assert len(kept) > 1
+    assert max(kept) <= 300_000
+    per_token = [engine_of(llama, examples, each)._stored_per_token for each in ("kl", "log-prob")]
+    length = len(encode_all(llama, examples[:1], MEASURES["kl"], False)[0].sequences[0].ids)
+    assert per_token[0] - per_token[1] == -(-llama.vocabulary * 4 // length)
+
+
 @pytest.mark.parametrize("measured", MEASURES)
 def test_every_measure_may_be_read_behind_what_is_shared(llama, measured, shapes):
     masks = random_masks(7, seed=6)
@@ -168,8 +226,10 @@ def test_means_stand_in_for_heads_of_what_is_shared_as_well(llama, shapes):
         assert alone.change[2:].abs().amax(1).min() > 1e-4
 
 
-def test_what_differs_in_counterfactuals_is_not_shared(llama, shapes):
-    """Rows may share what is alike in both, behind where something changes at all."""
+@pytest.mark.parametrize("budget", [24, 39, 4096])
+def test_what_differs_in_counterfactuals_is_not_shared(llama, shapes, budget):
+    """Rows may share what is alike in both, behind where something changes at all; also rows of
+    several chunks."""
     late = "the cat sat on the mat, {} gave the {} the"
     examples = [
         Example(late.format("john", one), " apple", late.format(other, one), (" mat",), id=str(n))
@@ -184,10 +244,11 @@ def test_what_differs_in_counterfactuals_is_not_shared(llama, shapes):
         )
     ]
     masks = random_masks(8, seed=8)
-    together = measure(llama, examples, masks, "log-prob", "counterfactual")
+    given = masks, "log-prob", "counterfactual"
+    together = measure(llama, examples, *given, budget=budget)
     ran = tokens_of(shapes)
     shapes.clear()
-    alone = measure(apart(llama), examples, masks, "log-prob", "counterfactual")
+    alone = measure(apart(llama), examples, *given, budget=budget)
     assert ran < tokens_of(shapes)
     whole = measure(llama, examples, masks, "log-prob", "counterfactual", restart=False)
     for other in (alone, whole):
@@ -248,8 +309,8 @@ def test_gates_of_every_position_are_shared(llama, shapes):
     assert (together.values - alone.values).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("failures", [1, 2, 5])
-def test_where_memory_runs_out_rows_run_by_themselves(llama, monkeypatch, failures):
+@pytest.mark.parametrize(("failures", "budget"), [(1, 40), (2, 100), (1, 4096), (5, 4096)])
+def test_where_memory_runs_out_rows_run_by_themselves(llama, monkeypatch, failures, budget):
     own, failed = headlab.stretches.restarted, []
 
     def sometimes(*args, **kwargs):
@@ -260,8 +321,9 @@ def test_where_memory_runs_out_rows_run_by_themselves(llama, monkeypatch, failur
 
     monkeypatch.setattr(headlab.stretches, "restarted", sometimes)
     masks = random_masks(9, seed=6)
-    found = measure(llama, EXAMPLES, masks)
+    found = measure(llama, EXAMPLES, masks, budget=budget)
     assert found.backed_off
+    assert not found.values.isnan().any()
     early = measure(llama, EXAMPLES, masks, restart=False)
     assert (found.values - early.values).abs().max() < 1e-5
 
@@ -411,6 +473,41 @@ def test_families_hold_every_example_once_and_cost_no_more_than_without(llama):
                 assert torch.equal(run.ids[:length], first.ids[:length])
 
 
+def test_chunks_have_room_for_their_longest_in_any_order():
+    """Also where those that begin alike stand together, not those of one length."""
+    assert list(_cut([0, 1, 2, 3], [9, 2, 2, 2], 18, [1] * 4)) == [[0, 1], [2, 3]]
+    assert list(_cut([3, 1, 0, 2], [9, 2, 2, 2], 18, [1] * 4)) == [[3, 1], [0, 2]]
+
+
+def test_planning_takes_time_as_there_are_examples_not_their_square(llama, monkeypatch):
+    looked_at = []
+    own = chunks.fmean
+    monkeypatch.setattr(chunks, "fmean", lambda each: looked_at.append(len(each)) or own(each))
+    draw = random.Random(2)
+    examples = [
+        Example(ONE + draw.choice([" cat", " mat"]) * draw.randint(1, 5), " apple", id=str(n))
+        for n in range(200)
+    ]
+    encoded = encode_all(llama, examples, MEASURES["log-prob"], False)
+    list(families(encoded, 4096, 50, None, Sharing(0, 10**6)))
+    assert 0 < sum(looked_at) <= 200
+
+
+@pytest.mark.parametrize(("sizes", "length"), [((6, 6, 6), 9), ((2, 1, 1), 4)])
+def test_of_two_ways_to_share_the_cheaper_one_is_taken(llama, sizes, length):
+    """A little of all rows, or much of each group's."""
+    groups = [" cat sat on the mat,", " mat sat on the cat,", " apple sat on john,"]
+    examples = [
+        Example(f"mary gave{group} {word}", " apple", id=f"{group} {word}")
+        for group, size in zip(groups, sizes, strict=True)
+        for word in ("john", "mary", "cat", "mat", "on", "apple")[:size]
+    ]
+    encoded = encode_all(llama, examples, MEASURES["log-prob"], False)
+    (family,) = families(encoded, 4096, 50, None, Sharing(0, 10**6))
+    assert family.alike is not None
+    assert family.alike.length == length
+
+
 def cost(encoded, found, masks) -> int:
     """Tokens that run."""
     total = 0
@@ -434,8 +531,13 @@ def test_what_saves_less_than_a_pass_costs_is_not_shared(llama, monkeypatch, sha
 # --- fits ---
 
 
-def fit_slopes(model: Model, reference: Reference = ZERO, tokens: int = 4096):
-    rows = Rows(model, EXAMPLES, 4)
+def fit_slopes(
+    model: Model,
+    reference: Reference = ZERO,
+    tokens: int = 4096,
+    examples: list[Example] = EXAMPLES,
+):
+    rows = Rows(model, examples, 4)
     logits = torch.randn(
         3, model.n_layers, model.n_heads, generator=torch.Generator().manual_seed(1)
     )
@@ -477,6 +579,50 @@ def test_fits_with_a_mean_for_closed_heads_share_as_well(llama):
     _, slopes = fit_slopes(llama, reference)
     _, own_slopes = fit_slopes(apart(llama), reference)
     assert torch.allclose(slopes, own_slopes, atol=1e-6)
+
+
+def test_fits_with_a_mean_of_each_position_share_as_well(llama, shapes):
+    prompt = EXAMPLES[0].prompt
+    alike = [
+        dataclasses.replace(EXAMPLES[0], prompt=f"{prompt[:-4]} {word}", id=word)
+        for word in ("the", "mary", "cat", "mat", "on")
+    ]
+    reference = mean_reference(llama, [prompt], per_position=True)
+    _, slopes = fit_slopes(llama, reference, examples=alike)
+    assert min(positions for _, positions in shapes) < 4
+    _, own_slopes = fit_slopes(apart(llama), reference, examples=alike)
+    assert own_slopes.abs().max() > 1e-3
+    assert torch.allclose(slopes, own_slopes, atol=1e-6)
+
+
+def one_layer(name: str, learns: bool) -> Model:
+    """A model whose gates change no keys and values."""
+    config = copy.deepcopy(tiny(name).config)
+    config.num_hidden_layers = 1
+    torch.manual_seed(0)
+    made = Model(type(tiny(name))(config).eval(), tiny_tokenizer(), name="one layer")
+    made.hf.requires_grad_(learns)
+    check(made)
+    return made
+
+
+@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt-neox"])
+def test_models_of_one_layer_share_too(name, learns, shapes):
+    model = one_layer(name, learns)
+    assert model.restart.shares
+    shapes.clear()
+    losses, slopes = fit_slopes(model)
+    assert min(positions for _, positions in shapes) < 6
+    own_losses, own_slopes = fit_slopes(apart(model))
+    assert torch.allclose(losses, own_losses, atol=1e-5)
+    assert torch.allclose(slopes, own_slopes, atol=1e-6)
+    gates = random_masks(4, seed=4)[:, :1]
+    for reference in ("zero", "counterfactual"):
+        given = ANSWERED, gates, "logit-diff-mean", reference
+        together, alone = (gate_gradients(each, *given) for each in (model, apart(model)))
+        assert torch.allclose(together.gradient, alone.gradient, atol=1e-6)
+        assert alone.gradient.abs().max() > 1e-4
 
 
 def test_a_fit_that_shares_learns_the_same_gates(llama):

@@ -126,7 +126,8 @@ class _Plan:
         own: dict[int, list[int]] = {}
         for group, length in zip(groups, lengths, strict=True):
             own.setdefault(group, []).append(length)
-        keys = [(fmean(own[group]), group) for group in groups]
+        means = {group: fmean(each) for group, each in own.items()}
+        keys = [(means[group], group) for group in groups]
         n_rows = [len(self.encoded[number].sequences) for number in members]
         for part in _cut(sorted(range(len(rows)), key=keys.__getitem__), lengths, largest, n_rows):
             yield [members[place] for place in part]

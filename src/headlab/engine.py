@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -44,7 +45,7 @@ Progress = Callable[[int], None]  # called with the number of (mask, example) pa
 ReferenceLike = Reference | Literal["zero", "counterfactual"]
 
 _NOWHERE = -1  # the first layer of a mask whose gates are all 1
-_STORED_BYTES = 4 * 2**30  # of clean inputs and head outputs kept for restarts
+_STORED_BYTES, _STORED_ON_CPU = 4 * 2**30, 2**30  # of what is kept for restarts
 
 
 @dataclass(frozen=True)
@@ -168,15 +169,24 @@ class _Sweep:
     @property
     def _largest(self) -> int:
         """Tokens whose clean inputs and outputs there is room for."""
-        return _STORED_BYTES // self._stored_per_token
+        return max(1, self._stored // self._stored_per_token)
+
+    @property
+    def _stored(self) -> int:
+        return _STORED_BYTES if on_gpu(self.model) else _STORED_ON_CPU
 
     @property
     def _stored_per_token(self) -> int:
         """Bytes kept for a restart at every layer: its input, its z, the reference's z; or keys and
-        values, which are hardly wider."""
+        values, which are hardly wider. And log-probs, where masks are compared with them."""
         hidden = self.model.hf.get_input_embeddings().weight.shape[1]
         width = self.model.n_heads * self.model.head_width
-        return self.model.n_layers * (hidden + 2 * width) * self.model.dtype.itemsize
+        kept = self.model.n_layers * (hidden + 2 * width) * self.model.dtype.itemsize
+        if self.measure.needs_kl:
+            runs = [run for each in self.encoded for run in each.sequences]
+            share = sum(run.n_read for run in runs) / sum(len(run.ids) for run in runs)
+            kept += math.ceil(share * self.model.vocabulary * self.clean.dtype.itemsize)
+        return kept
 
     @property
     def _kept_per_token(self) -> int:
@@ -228,7 +238,7 @@ class _Sweep:
         masks = range(self.whole, len(self.firsts))
         while masks:
             room = self._kept_per_token * ahead.kept
-            n = max(1, min(self.budget // ahead.room, _STORED_BYTES // room))
+            n = max(1, min(self.budget // ahead.room, self._stored // room))
             begun = masks[: min(n, self._together(masks))]
             ahead.run(begun, self._pass)
             for number, work in enumerate(works):
@@ -245,12 +255,13 @@ class _Sweep:
         clean = clean_pass(self.model, batch.tokens, starts, *places, chunk.begin)
         reference = batch.reference() if self.reference is None else self.reference
         reference = reference.part(slice(chunk.begin, None))
-        stretch = Stretch.of(batch, chunk.examples, clean, reference, chunk.begin)
         compared = None
         if self.measure.needs_kl:
             compared = clean.logits.log_softmax(-1, dtype=self.clean.dtype)
         readings = batch.read(clean.logits[None], compared, self.measure)
         untouched = Flight(readings, clean.logits.device)
+        clean = dataclasses.replace(clean, logits=clean.logits.new_empty(0))  # they are read
+        stretch = Stretch.of(batch, chunk.examples, clean, reference, chunk.begin)
         return _Work(chunk.examples, batch, stretch, compared, untouched)
 
     def _run_masks(

@@ -29,8 +29,9 @@ from headlab.tokens import Beginning
 if TYPE_CHECKING:
     from headlab.model import Model
 
-# Said of sparse models.
-NO_SLOPE = "A hard gate has no true gradient: rank heads of a sparse model by patching or ablation"
+NO_SLOPE = "A hard gate has no true gradient"  # said of sparse models
+BY_PASSES = f"{NO_SLOPE}: rank heads of a sparse model by patching or ablation"
+ALL_HEADS = f"{NO_SLOPE}, which may pick the wrong heads of a sparse model: run all of them"
 _TOLD: WeakSet[Model] = WeakSet()
 
 
@@ -44,11 +45,11 @@ class Gradients:
     examples: list[Example]
 
 
-def warn_of_hard_gates(model: Model, method: str) -> None:
+def warn_of_hard_gates(model: Model, advice: str) -> None:
     """Once for a model: gradients pass its hard gates by."""
     if model.sparse is not None and model not in _TOLD:
         _TOLD.add(model)
-        warnings.warn(f"{NO_SLOPE}, not by {method}", stacklevel=3)
+        warnings.warn(advice, stacklevel=3)
 
 
 def gate_gradients(
@@ -152,7 +153,7 @@ def _slopes(
             logits = run(ahead.rests[0], masks, ahead.of(0, masks))
         logits = logits.view(len(at), len(batch.positions), -1)
         found = batch.values(batch.read(logits, clean, measure), measure)
-        slopes = torch.autograd.grad(found.sum(), by_row)
+        slopes = torch.autograd.grad(found.sum(), by_row, materialize_grads=True)
     whole = torch.zeros(at.shape, dtype=slopes[0].dtype, device=model.device)
     places = torch.tensor(owners, device=model.device)
     return found.detach(), whole.index_add_(1, places, torch.cat(slopes, 1)[..., 0])

@@ -14,7 +14,7 @@ from headlab.engine import Progress, ReferenceLike, measure
 from headlab.errors import HeadlabError
 from headlab.examples import Example, name_examples
 from headlab.gates import AXES, ZERO, Gates, Reference
-from headlab.gradients import gate_gradients, warn_of_hard_gates
+from headlab.gradients import BY_PASSES, gate_gradients, warn_of_hard_gates
 from headlab.measures import Measure, find_measure
 from headlab.noise import gradient_noise_floor, noise_floor
 from headlab.scores import HeadScores
@@ -68,8 +68,8 @@ def rank(
     reference = _reference(method, reference, named)
     if reference == "counterfactual" and (bare := [e for e in named if e.counterfactual is None]):
         raise HeadlabError(f"{bare[0].name} has no counterfactual, which {method} needs")
-    if method == "attribute" or exact is not None:
-        warn_of_hard_gates(model, "attribute")
+    if method == "attribute":
+        warn_of_hard_gates(model, f"{BY_PASSES}, not by attribute")
     ways: dict[str, Callable[..., dict[str, Any]]] = {
         "ablate": _take_away,
         "patch": _take_away,

@@ -247,7 +247,7 @@ def _from_record(record: dict[str, Any], path: Path) -> HeadScores:
 
 def _as_mib(scores: HeadScores) -> dict[str, Any]:
     layers, heads = scores.shape
-    kept = (scores.score > 0) & ~scores.in_noise
+    kept = (scores.score > 0) & ~scores.in_noise & ~scores.is_estimated
     return {
         "cfg": {
             "model": scores.model,
@@ -259,6 +259,7 @@ def _as_mib(scores: HeadScores) -> dict[str, Any]:
             "measure": scores.measure,
             "reference": scores.reference,
             "fingerprints": scores.fingerprints,
+            **({"estimated": scores.estimated} if scores.estimated else {}),
         },
         "edges": {},
         "nodes": {
@@ -288,6 +289,7 @@ def _from_mib(record: dict[str, Any]) -> HeadScores:
         values=_grid(means)[..., None],
         clean=torch.tensor([torch.nan]),
         fingerprints=list(settings.get("fingerprints") or []),
+        estimated=[str(name) for name in settings.get("estimated") or ()],
     )
 
 

@@ -14,10 +14,10 @@ from headlab.engine import Progress, ReferenceLike
 from headlab.errors import HeadlabError
 from headlab.examples import Example
 from headlab.gates import Gates
-from headlab.gradients import gate_gradients
+from headlab.gradients import ALL_HEADS, gate_gradients, warn_of_hard_gates
 from headlab.heads import Head
 from headlab.measures import Measure
-from headlab.wording import count, percent
+from headlab.wording import count
 
 if TYPE_CHECKING:
     from headlab.model import Model
@@ -84,6 +84,7 @@ def screen(
         raise HeadlabError(
             f"{chosen.name} has no slope where nothing is changed, which could pick heads; run all"
         )
+    warn_of_hard_gates(model, ALL_HEADS)
     gates = Gates.ones(model)
     found = gate_gradients(model, examples, gates, chosen, reference, progress=progress)
     slopes = found.gradient[0].flatten(1).T  # [head, example]
@@ -123,6 +124,23 @@ def ran(scores: HeadScores) -> str:
     )
 
 
+def may_be_missed(unrun: int, drawn: int) -> int:
+    """How many of those not run may be larger than all that were drawn: were there more, one of
+    them would have been drawn in 95 of 100 draws.
+
+    >>> may_be_missed(210, 20), may_be_missed(22, 20), may_be_missed(2, 20)
+    (30, 4, 1)
+    """
+    all_of_them, larger = unrun + drawn, 0
+    chance = 1.0  # that none of the larger ones is drawn
+    while larger < unrun:
+        chance *= 1 - drawn / (all_of_them - larger)
+        if chance <= 0.05:
+            break
+        larger += 1
+    return larger
+
+
 def missed(scores: HeadScores) -> str:
     """What those that were run by lot say about those that were not run; nothing of several seeds
     together."""
@@ -134,10 +152,10 @@ def missed(scores: HeadScores) -> str:
     by_lot = {Head.parse(name): estimate for name, estimate in scores.checked.items()}
     largest = max(by_lot, key=lambda head: size[head])
     off = [abs(float(scores.score[head]) - estimate) for head, estimate in by_lot.items()]
-    share = 1 - 0.05 ** (1 / len(off))  # were more of them larger, one would be among so many
+    unrun = len(scores.estimated)
     return (
         f"; of the {len(off)} the largest, {largest}, is number {1 + known.index(largest)} of the "
         f"{len(known)} by size, and gradients were off by {sum(off) / len(off):.2g} on average, "
-        f"{max(off):.2g} at most; with 95 % confidence at most {percent(share)} of those not run "
-        f"are larger than {largest}"
+        f"{max(off):.2g} at most; with 95 % confidence at most {may_be_missed(unrun, len(off))} "
+        f"of the {unrun} not run are larger than {largest}"
     )

@@ -110,6 +110,11 @@ class Run:
         return f"Run({str(self.folder)!r}, {self.spec.study}, {done} of {cells})"
 
     @property
+    def _own_hash(self) -> str:
+        """Of its settings."""
+        return _hash(self.spec.as_yaml())
+
+    @property
     def resume_command(self) -> str:
         return f"headlab resume {shlex.quote(str(self.folder))}"
 
@@ -136,7 +141,9 @@ class Run:
                 if self._is_there:  # another process may have begun, or gone on, before the lock
                     self._require_same_study()
                     self.manifest = _read_manifest(self.folder / "manifest.json")
-                    if self.manifest.get("study") != _print(self.spec):
+                    # Word for word, where earlier versions knew fewer settings.
+                    written = (self.folder / "study.yaml").read_text(encoding="utf-8")
+                    if self.manifest.get("study") not in (_hash(written), self._own_hash):
                         raise HeadlabError(
                             f"{self.folder / 'study.yaml'} has been changed since this run began; "
                             "copy it and start a new run"
@@ -147,7 +154,7 @@ class Run:
                         if _PART.fullmatch(part.name):  # of a process that was killed
                             part.unlink()
                 if not (self.folder / "study.yaml").exists():
-                    self.manifest["study"] = _print(self.spec)
+                    self.manifest["study"] = self._own_hash
                     self.save()
                     write_whole(self.folder / "study.yaml", self.spec.as_yaml())
             yield
@@ -294,8 +301,8 @@ def next_folder(study: str, parent: Path = Path("runs")) -> Path:
     return parent / f"{study}-{number}"
 
 
-def _print(spec: Spec) -> str:
-    return hashlib.sha256(spec.as_yaml().encode()).hexdigest()[:16]
+def _hash(written: str) -> str:
+    return hashlib.sha256(written.encode()).hexdigest()[:16]
 
 
 def _new_manifest() -> dict[str, Any]:

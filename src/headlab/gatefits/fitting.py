@@ -26,7 +26,7 @@ from headlab.examples import Example
 from headlab.gatefits.rows import Rows, order_of
 from headlab.gatefits.slopes import graph_budget, summed_slopes
 from headlab.gates import ZERO, Reference
-from headlab.gradients import warn_of_hard_gates
+from headlab.gradients import BY_PASSES, warn_of_hard_gates
 from headlab.wording import count
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def fit_gates(
     schedule = schedule or Schedule()
     seeds = list(seeds)
     require_fit(len(examples), seeds, schedule)
-    warn_of_hard_gates(model, "gates")
+    warn_of_hard_gates(model, f"{BY_PASSES}, not by gates")
     work = FitWork(model, Rows(model, examples, schedule.batch), schedule, reference)
     state = state or begin(model, seeds, schedule, 3 * len(seeds), budget or work.budget())
     while state.stage < 2:

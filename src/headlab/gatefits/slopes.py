@@ -104,7 +104,8 @@ class _Begun:
 
     def slope(self, at: Tensor) -> Tensor:
         """Of all that was added, by way of the gates."""
-        (found,) = torch.autograd.grad(self._ends, at, self._slopes)
+        # In a model of one layer gates change no keys and values.
+        (found,) = torch.autograd.grad(self._ends, at, self._slopes, materialize_grads=True)
         return found
 
 

@@ -95,6 +95,8 @@ class CircuitsSpec(Spec):
             raise ValueError("steps are of attribute, which is not among the methods")
         if self.exact and not self._ways & {"patch", "ablate"}:
             raise ValueError("exact is of patch and ablate, which are not among the methods")
+        if self.exact and self.measure is not None:
+            self._require_slopes(self.measure)
         said_twice = [method for method in self.methods if method != way_of(method)]
         if self.per_prompt and said_twice:
             raise ValueError(
@@ -116,6 +118,15 @@ class CircuitsSpec(Spec):
     def is_per_prompt(self, method: str) -> bool:
         """Whether a method ranks for each prompt by itself, and is tested on it: in-sample."""
         return self.per_prompt or method != way_of(method)
+
+    def _require_slopes(self, measure: str) -> None:
+        from headlab.measures import find_measure
+
+        chosen = find_measure(measure)
+        if chosen.is_distance or not chosen.differentiable:
+            raise ValueError(
+                f"exact picks heads by slopes where nothing is changed; {measure} has none there"
+            )
 
     def _require_examples(self, task: str) -> None:
         """What can be said of a file without a tokenizer."""

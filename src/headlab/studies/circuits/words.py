@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headlab.curves import MIN_ORDERS
-from headlab.gradients import NO_SLOPE
+from headlab.gradients import ALL_HEADS, BY_PASSES
 from headlab.screening import missed, ran
 from headlab.studies.circuits.lines import Line, read_lines
 from headlab.studies.circuits.multipliers import Multiplier, in_percent, pairing_of
@@ -101,5 +101,12 @@ def tell_warnings(run: Run, spec: CircuitsSpec, lines: list[Line]) -> list[str]:
     by_slope = [line for line in lines if way_of(line.method) == "attribute"]
     sparse = dict.fromkeys(line.model for line in by_slope if line.edges is not None)
     if sparse:
-        told.append(f"{NO_SLOPE}; attribute was asked of {', '.join(sparse)}.")
+        told.append(f"{BY_PASSES}; attribute was asked of {', '.join(sparse)}.")
+    picked = dict.fromkeys(
+        line.model
+        for line in lines
+        if line.edges is not None and any(each.scores.estimated for each in line.found)
+    )
+    if picked:
+        told.append(f"{ALL_HEADS}. Some were of {', '.join(picked)}.")
     return told
