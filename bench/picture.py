@@ -38,7 +38,7 @@ def main() -> None:
         )
     with plt.rc_context(STYLE):
         figure, (left, right) = plt.subplots(
-            1, 2, figsize=(10, 3.6), gridspec_kw={"width_ratios": [2, 1], "wspace": 0.25}
+            1, 2, figsize=(11.5, 3.6), gridspec_kw={"width_ratios": [2.7, 1], "wspace": 0.2}
         )
         draw_ratios(left, race)
         draw_growth(right, growth[asked.shape], asked.shape)
@@ -74,7 +74,7 @@ def draw_ratios(axis: plt.Axes, race: dict) -> None:
     axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.yaxis.set_major_formatter(_PLAIN)
     axis.yaxis.set_minor_formatter(NullFormatter())
-    axis.set_xticks(range(len(names)), [name.replace("-", "\n") for name in names])
+    axis.set_xticks(range(len(names)), [name.replace("-", "\n") for name in names], fontsize=8)
     axis.set_ylabel("times Headlab's seconds")
     axis.legend(frameon=False, fontsize=7, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
 

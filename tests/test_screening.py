@@ -16,6 +16,7 @@ from test_runs import save_task
 import headlab
 from headlab import Example, Gates, Head, HeadlabError, Model
 from headlab.figures import plot_scores
+from headlab.gradients import gate_gradients
 from headlab.ranking import rank
 from headlab.scores import read_scores, write_scores
 from headlab.screening import CHECKED, masks_run, may_be_missed, missed, ran, ranked_by
@@ -91,6 +92,22 @@ def test_the_heads_with_the_largest_slopes_are_run(model, examples):
     slopes = rank(model, examples, "attribute").score.abs()
     least = min(float(slopes[Head.parse(name)]) for name in picked)
     assert all(float(slopes[Head.parse(name)]) <= least for name in some.estimated)
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.6])
+def test_heads_are_picked_where_all_gates_are_1_and_a_quarter_of_the_way_on(model, examples, scale):
+    """What there is more than enough of shows no slope until some is gone."""
+    levels = torch.tensor([1.0, 1 - 0.25 * (1 - scale)])
+    gates = levels[:, None, None].expand(2, model.n_layers, model.n_heads)
+    slopes = gate_gradients(model, examples, gates, "log-prob").gradient.mean(1).abs().flatten(1)
+
+    def largest(of: torch.Tensor, n: int) -> set[str]:
+        return {str(Head(*divmod(each, model.n_heads))) for each in of.topk(n).indices.tolist()}
+
+    exact = next(n for n in range(3, 20) if largest(slopes.amax(0), n) != largest(slopes[0], n))
+    some = rank(model, examples, "ablate", "log-prob", scale=scale, exact=exact)
+    picked = {str(head) for head in some.heads} - {*some.estimated, *some.checked}
+    assert picked == largest(slopes.amax(0), exact)
 
 
 def test_the_others_are_drawn_by_the_seed(model, examples):

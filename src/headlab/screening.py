@@ -23,16 +23,19 @@ if TYPE_CHECKING:
     from headlab.model import Model
     from headlab.scores import HeadScores
 
+# Slopes are taken where all gates are 1, and where all have gone a quarter of the way: a head that
+# the model has more than enough of shows no slope until some is gone.
+_STEPS = (0.0, 0.25)
 CHECKED = 20  # of the others: at least one of the 14 % that are farthest off is among them, by 95 %
 
 
 def masks_run(n_heads: int, exact: int | None) -> int:
-    """How many masks a ranking runs: a head each, and a pass for the slopes.
+    """How many masks a ranking runs: a head each, and those for the slopes.
 
     >>> masks_run(270, None), masks_run(270, 40), masks_run(270, 260)
-    (270, 61, 270)
+    (270, 62, 270)
     """
-    return n_heads if exact is None else min(n_heads, exact + CHECKED + 1)
+    return n_heads if exact is None else min(n_heads, exact + CHECKED + len(_STEPS))
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Screen:
     """Heads by their numbers, layer by layer."""
 
     estimates: Tensor  # [head, example], how the measure would change by the slope of the gate
-    picked: list[int]  # the largest means, whatever their sign
+    picked: list[int]  # the largest mean slopes, whatever their sign
     checked: list[int]  # some of the others, by lot
 
     @property
@@ -75,8 +78,8 @@ def screen(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Screen | None:
-    """The `exact` heads with the largest slopes where all gates are 1, times how far the gate
-    moves, and some others; None where that would be all heads."""
+    """The `exact` heads with the largest slopes, where all gates are 1 or a step on, and some
+    others; estimates are by the slope where all are 1. None where that would be all heads."""
     n_heads = model.n_layers * model.n_heads
     if masks_run(n_heads, exact) == n_heads:
         return None
@@ -85,11 +88,13 @@ def screen(
             f"{chosen.name} has no slope where nothing is changed, which could pick heads; run all"
         )
     warn_of_hard_gates(model, ALL_HEADS)
-    gates = Gates.ones(model)
+    at = 1 + (scale - 1) * torch.tensor(_STEPS)
+    gates = Gates(at[:, None, None].expand(-1, model.n_layers, model.n_heads).contiguous())
     found = gate_gradients(model, examples, gates, chosen, reference, progress=progress)
-    slopes = found.gradient[0].flatten(1).T  # [head, example]
-    estimates = (scale - 1) * slopes
-    order = estimates.double().mean(1).abs().argsort(descending=True, stable=True).tolist()
+    slopes = found.gradient.flatten(2)  # [step, example, head]
+    largest = slopes.double().mean(1).abs().amax(0)
+    order = largest.argsort(descending=True, stable=True).tolist()
+    estimates = (scale - 1) * slopes[0].T
     random = torch.Generator().manual_seed(seed)
     drawn = torch.randperm(n_heads - exact, generator=random)[:CHECKED].tolist()
     rest = sorted(order[exact:])
