@@ -150,3 +150,21 @@ def test_a_library_that_is_missing_or_breaks_down_is_listed(race, monkeypatch, c
     shown = capsys.readouterr().out
     assert "cannot: breaks down: KeyError" in shown
     assert "not_installed_anywhere is not installed: make bench does it" in shown
+
+
+def test_what_screening_saves_and_misses_is_counted(race, monkeypatch, tmp_path, capsys):
+    import screening
+
+    monkeypatch.setattr("headlab.screening.CHECKED", 2)
+    out = tmp_path / "screening.json"
+    asked = ["--shape", "small", "--prompts", "3", "--length", "6", "--exact", "3,16"]
+    monkeypatch.setattr(sys, "argv", ["screening.py", *asked, "--device", "cpu", "--out", str(out)])
+    screening.main()
+    found = json.loads(out.read_text())["small"]
+    assert list(found["exact"]) == ["3"], "with 16 all heads are run"
+    row = found["exact"]["3"]
+    assert row["run"] == 5
+    assert 1 <= row["ten largest"] <= 5
+    assert 2 <= row["first not run"] <= 6 or row["ten largest"] < 3
+    assert 0 < row["its share of the largest"] <= 1
+    assert "all 16 heads" in capsys.readouterr().out

@@ -97,17 +97,21 @@ def test_the_heads_with_the_largest_slopes_are_run(model, examples):
 @pytest.mark.parametrize("scale", [0.0, 0.6])
 def test_heads_are_picked_where_all_gates_are_1_and_a_quarter_of_the_way_on(model, examples, scale):
     """What there is more than enough of shows no slope until some is gone."""
-    levels = torch.tensor([1.0, 1 - 0.25 * (1 - scale)])
-    gates = levels[:, None, None].expand(2, model.n_layers, model.n_heads)
+    levels = torch.tensor([1.0, 1 - 0.25 * (1 - scale), 0.75])
+    gates = levels[:, None, None].expand(3, model.n_layers, model.n_heads)
     slopes = gate_gradients(model, examples, gates, "log-prob").gradient.mean(1).abs().flatten(1)
 
     def largest(of: torch.Tensor, n: int) -> set[str]:
         return {str(Head(*divmod(each, model.n_heads))) for each in of.topk(n).indices.tolist()}
 
-    exact = next(n for n in range(3, 20) if largest(slopes.amax(0), n) != largest(slopes[0], n))
+    right = slopes[:2].amax(0)
+    wrong = [slopes[0]] if scale == 0 else [slopes[0], slopes[[0, 2]].amax(0)]
+    exact = next(
+        n for n in range(3, 20) if all(largest(right, n) != largest(each, n) for each in wrong)
+    )
     some = rank(model, examples, "ablate", "log-prob", scale=scale, exact=exact)
     picked = {str(head) for head in some.heads} - {*some.estimated, *some.checked}
-    assert picked == largest(slopes.amax(0), exact)
+    assert picked == largest(right, exact)
 
 
 def test_the_others_are_drawn_by_the_seed(model, examples):
