@@ -42,18 +42,31 @@ def browser(chromium: browsers.Browser) -> browsers.Browser:
 
 @pytest.fixture
 def kernel(monkeypatch) -> list[tuple[int, int]]:
-    """A kernel that looks at all before, for short rows, is open on a CPU: its queries and keys."""
+    """The kernels that look at all before, for short rows, are open on a CPU: how many queries and
+    keys each has had. Those of the way back have a minus."""
     shapes = []
 
-    def attend_all(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        shapes.append((query.shape[2], key.shape[2]))
-        length, places = shapes[-1]
+    def attend(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        length, places = query.shape[2], key.shape[2]
         seen = torch.ones(length, places, dtype=torch.bool).tril(places - length)
         found = scaled_dot_product_attention(
             query, key, value, attn_mask=seen, scale=scale, enable_gqa=True
         )
         return found.transpose(1, 2)
 
-    monkeypatch.setattr("headlab.fused.kernels.works", lambda kernel, *_: kernel == "attend_all")
-    monkeypatch.setattr(fused, "attend_all", attend_all)
+    def attend_all(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        shapes.append((query.shape[2], key.shape[2]))
+        return attend(query, key, value, scale)
+
+    def attend_all_back(slope: Tensor, *given: Tensor | float) -> tuple[Tensor, ...]:
+        *heads, scale = given
+        shapes.append((-heads[0].shape[2], -heads[1].shape[2]))
+        with torch.enable_grad():
+            heads = [each.detach().requires_grad_() for each in heads]
+            return torch.autograd.grad(attend(*heads, scale), heads, slope)
+
+    ours = {"attend_all": attend_all, "attend_all_back": attend_all_back}
+    monkeypatch.setattr("headlab.fused.launching.works", lambda kernel, *_: kernel in ours)
+    for name, stand_in in ours.items():
+        monkeypatch.setattr(fused, name, stand_in)
     return shapes

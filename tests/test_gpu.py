@@ -17,6 +17,7 @@ from headlab import Example, Gates, Head, Model, counterfactual_reference, fused
 from headlab.gatefits import Schedule, fit_gates
 from headlab.gates import gate_heads
 from headlab.generation import writing as text_writing
+from headlab.gradients import gate_gradients
 from headlab.proofs import check
 from headlab.sparse import edges_kept, gate_attention
 from headlab.standins import rotate, swiglu
@@ -42,14 +43,17 @@ def test_check_passes_on_a_gpu(name, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_fused_kernels_give_their_formulas_and_slopes(dtype):
     there = torch.device("cuda", 0)
+    short = [
+        *((1, 16, 64, 16), (3, 9, 64, 9), (4, 64, 128, 64), (8, 33, 80, 33)),
+        *((1, 5, 64, 16), (3, 1, 64, 17), (4, 32, 128, 64), (8, 13, 80, 33)),
+        *((3, 40, 64, 40), (4, 16, 128, 16)),
+    ]
+    of_sizes = {
+        "attend": [(1, 64), (3, 64), (4, 128), (2, 256)],
+        "attend_all": short,
+        "attend_all_back": short,
+    }
     for kernel in fused.TRIALS:
-        of_sizes = {
-            "attend": [(1, 64), (3, 64), (4, 128), (2, 256)],
-            "attend_all": [
-                *((1, 16, 64, 16), (3, 9, 64, 9), (4, 64, 128, 64), (8, 33, 80, 33)),
-                *((1, 5, 64, 16), (3, 1, 64, 17), (4, 32, 128, 64), (8, 13, 80, 33)),
-            ],
-        }
         for sizes in of_sizes.get(kernel, [()]):
             assert fused.works(kernel, there, dtype, *sizes), (kernel, sizes)
     torch.manual_seed(0)
@@ -146,6 +150,48 @@ def test_attention_of_short_rows_is_torchs(shape, cached, dtype):
     assert found.shape == exact.shape
     assert found.is_contiguous()
     assert (found - exact).abs().max() < (1e-5 if dtype == torch.float32 else 2e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", [(5, 9, 3, 40, 64), (3, 32, 8, 64, 128), (2, 4, 4, 1, 16)])
+@pytest.mark.parametrize("before", [0, 9])
+def test_slopes_of_short_rows_are_torchs(shape, before, dtype):
+    rows, heads, keys, places, width = shape
+    length = max(1, places - before)
+    torch.manual_seed(0)
+    given = [
+        torch.randn(rows, n, count, width, device="cuda").to(dtype).transpose(1, 2)
+        for n, count in ((length, heads), (places, keys), (places, keys))
+    ]
+    seen = torch.ones(length, places, dtype=torch.bool, device="cuda").tril(places - length)
+    slope = torch.randn(rows, length, heads, width, device="cuda").to(dtype)
+    wide = [each.double().requires_grad_() for each in given]
+    exact = torch.nn.functional.scaled_dot_product_attention(
+        *wide, attn_mask=seen, scale=0.3, enable_gqa=True
+    )
+    slopes = torch.autograd.grad(exact.transpose(1, 2), wide, slope.double())
+    assert fused.can_attend_all(*(each.requires_grad_() for each in given))
+    for one, right in zip(fused.attend_all_back(slope, *given, 0.3), slopes, strict=True):
+        assert one.shape == right.shape
+        assert (one - right).abs().max() < (
+            1e-5 if dtype == torch.float32 else 2e-2
+        ) * right.abs().max().clamp(min=1)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3", "mistral"])
+def test_slopes_through_short_rows_are_those_of_torchs_attention(name, monkeypatch):
+    model = Model(copy.deepcopy(tiny(name)).to(THERE), tiny_tokenizer(), name=name)
+    check(model)
+    examples = [Example("the cat", " sat"), Example("the cat gave john the", " apple on")]
+    gates = torch.rand(3, model.n_layers, model.n_heads)
+    backs = []
+    own = fused.attend_all_back
+    monkeypatch.setattr(fused, "attend_all_back", lambda *given: backs.append(1) or own(*given))
+    found = gate_gradients(model, examples, gates).gradient
+    assert backs
+    monkeypatch.setattr(fused, "can_attend_all", lambda *_: False)
+    plain = gate_gradients(model, examples, gates).gradient
+    assert (found - plain).abs().max() < 1e-4 * plain.abs().max()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

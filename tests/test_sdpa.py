@@ -5,16 +5,20 @@ from __future__ import annotations
 import itertools
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 from measuring import EXAMPLES, random_masks
 from tiny import ARCHITECTURES, tiny, tiny_tokenizer
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from headlab import Example, Model, fused, generate, measure
 from headlab.attention.watching import watch
+from headlab.gatefits.rows import Rows
+from headlab.gatefits.slopes import summed_slopes
+from headlab.gates import ZERO
+from headlab.gradients import gate_gradients
 from headlab.measures import MEASURES
 from headlab.proofs import check
 from headlab.sdpa import grouped_queries, short_rows
@@ -51,24 +55,7 @@ def test_grouped_queries_attend_as_transformers_own():
     assert AttentionInterface()["sdpa"] is own
 
 
-@pytest.fixture
-def taken(monkeypatch) -> list[torch.Size]:
-    """The shapes of all queries that go our own way, which is now open on a CPU."""
-    shapes: list[torch.Size] = []
-
-    def attend_all(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        shapes.append(query.shape)
-        found = scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=scale, enable_gqa=True
-        )
-        return found.transpose(1, 2)
-
-    monkeypatch.setattr("headlab.fused.kernels.works", lambda kernel, *_: kernel == "attend_all")
-    monkeypatch.setattr(fused, "attend_all", attend_all)
-    return shapes
-
-
-def test_short_rows_attend_as_transformers_own(taken):
+def test_short_rows_attend_as_transformers_own(kernel):
     own = AttentionInterface()["sdpa"]
     module = torch.nn.Module()
     module.num_key_value_groups = 3
@@ -86,28 +73,28 @@ def test_short_rows_attend_as_transformers_own(taken):
         (False, query, {"position_bias": bias}),
         (False, query[:, :, -1:], {}),
         (False, query[:, :, :7], {}),
-        (False, query.clone().requires_grad_(), {}),
+        (True, query.clone().requires_grad_(), {}),
     ):
         asked = {"attention_mask": None, **asked}
         expected, _ = own(module, queries, key, value, **asked)
-        taken.clear()
+        kernel.clear()
         with short_rows():
             found, _ = AttentionInterface()["sdpa"](module, queries, key, value, **asked)
         assert found.shape == expected.shape
         assert torch.allclose(found, expected, atol=1e-6)
-        assert bool(taken) == ours
+        assert bool(kernel) == ours
     module.is_causal = False
-    taken.clear()
+    kernel.clear()
     with short_rows():
         AttentionInterface()["sdpa"](module, query, key, value, None)
-    assert not taken
+    assert not kernel
     assert AttentionInterface()["sdpa"] is own
     with pytest.raises(KeyError), short_rows():
         raise KeyError
     assert AttentionInterface()["sdpa"] is own
 
 
-def test_those_who_look_at_attention_see_torchs(taken):
+def test_those_who_look_at_attention_see_torchs(kernel):
     """Also while a sweep runs, in this thread or in another."""
     model = Model(tiny("llama"), tiny_tokenizer(), name="llama")
     check(model)
@@ -120,18 +107,18 @@ def test_those_who_look_at_attention_see_torchs(taken):
 
     with short_rows(), torch.no_grad():
         assert seen() == [0, 2]
-        assert not taken
+        assert not kernel
         model(tokens)
-        assert len(taken) == model.n_layers, "and is as before"
-        taken.clear()
+        assert len(kernel) == model.n_layers, "and is as before"
+        kernel.clear()
         with ThreadPoolExecutor(1) as other:
             assert other.submit(check, model).result().passed
-        assert not taken
+        assert not kernel
     measure(model, EXAMPLES, random_masks(8), progress=lambda _: seen())
-    assert taken
+    assert kernel
 
 
-def test_blocks_of_several_threads_may_end_in_any_order(taken):
+def test_blocks_of_several_threads_may_end_in_any_order(kernel):
     own = AttentionInterface()["sdpa"]
     first, second = short_rows(), grouped_queries()
     with ThreadPoolExecutor(1) as other:
@@ -143,13 +130,13 @@ def test_blocks_of_several_threads_may_end_in_any_order(taken):
     assert AttentionInterface()["sdpa"] is own
 
 
-def test_another_attention_of_that_name_is_left_alone(taken):
+def test_another_attention_of_that_name_is_left_alone(kernel):
     own = AttentionInterface()["sdpa"]
     model = Model(tiny("llama"), tiny_tokenizer(), name="llama")
     check(model)
     plain = measure(model, EXAMPLES, random_masks(8))
-    assert taken
-    taken.clear()
+    assert kernel
+    kernel.clear()
 
     def halved(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **_):
         return own(module, query / 2, key, value, attention_mask, dropout, scaling)
@@ -161,34 +148,83 @@ def test_another_attention_of_that_name_is_left_alone(taken):
         assert AttentionInterface()["sdpa"] is halved
     finally:
         AttentionInterface.register("sdpa", own)
-    assert not taken
+    assert not kernel
     assert (other.clean - plain.clean).abs().min() > 1e-4
 
 
-def test_prompts_of_a_text_are_short_rows(taken):
+def test_prompts_of_a_text_are_short_rows(kernel):
     model = Model(tiny("llama"), tiny_tokenizer(), name="llama")
     check(model)
     expected = [row.ids for (row,) in generate(model, ["the cat sat"], max_new_tokens=4).rows]
-    assert [shape[2] for shape in taken] == [3] * model.n_layers
-    taken.clear()
+    assert kernel == [(3, 3)] * model.n_layers
+    kernel.clear()
     again = generate(model, ["the cat sat", "the mat sat"], max_new_tokens=4).rows[0]
     assert [row.ids for row in again[:1]] == expected
-    assert [shape[:3:2] for shape in taken] == [(2, 3)] * model.n_layers
+    assert kernel == [(3, 3)] * model.n_layers
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_sweeps_with_short_rows_give_the_same_table(name, taken, monkeypatch):
+def test_sweeps_with_short_rows_give_the_same_table(name, kernel, monkeypatch):
     model = Model(tiny(name), tiny_tokenizer(), name=name)
     check(model)
-    assert not taken, "proofs are of the model's own attention"
+    assert not kernel, "proofs are of the model's own attention"
     found = measure(model, EXAMPLES, random_masks(8), reference="zero")
     uses_sdpa = model.hf.config._attn_implementation == "sdpa"
     monkeypatch.setattr(fused, "can_attend_all", lambda *_: False)
     plain = measure(model, EXAMPLES, random_masks(8), reference="zero")
     assert (found.values - plain.values).abs().max() < 1e-5
-    assert uses_sdpa or not taken
+    assert uses_sdpa or not kernel
     if name == "llama":
-        assert taken
+        assert kernel
+
+
+def test_slopes_of_short_rows_are_transformers_own(kernel):
+    own = AttentionInterface()["sdpa"]
+    module = torch.nn.Module()
+    module.num_key_value_groups = 3
+    random = torch.Generator().manual_seed(0)
+    given = [torch.randn(5, n, 11, 8, generator=random).requires_grad_() for n in (6, 2, 2)]
+    slope = torch.randn(5, 8, 11, 6, generator=random).permute(0, 2, 3, 1)  # in odd order
+
+    def slopes(attend):
+        found, _ = attend(module, *given, None, scaling=0.4)
+        return found, torch.autograd.grad(found, given, slope, retain_graph=True)
+
+    _, expected = slopes(own)
+    assert not kernel
+    with short_rows():
+        found, ours = slopes(AttentionInterface()["sdpa"])
+    assert kernel == [(11, 11), (-11, -11)]
+    for one, other in zip(ours, expected, strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+    again = torch.autograd.grad(found.square().sum(), given, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        again[0].sum().backward()
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_slopes_of_gates_go_through_short_rows(name, kernel, monkeypatch):
+    """Those of a measure, and those of a fit, whose rows are of several lengths."""
+    model = Model(tiny(name), tiny_tokenizer(), name=name)
+    check(model)
+    gates, fits = random_masks(8), torch.randn(2, model.n_layers, model.n_heads)
+    rows = Rows(model, EXAMPLES, len(EXAMPLES))
+    numbers = np.tile(np.arange(len(EXAMPLES)), 2)
+
+    def slopes():
+        measured = gate_gradients(model, EXAMPLES, gates, reference="counterfactual")
+        loss = summed_slopes(model, rows, ZERO, fits, numbers, 64, lambda log_probs, _: -log_probs)
+        return measured.values, measured.gradient, *loss
+
+    found = slopes()
+    back = [shape for shape in kernel if shape[0] < 0]
+    monkeypatch.setattr(fused, "can_attend_all", lambda *_: False)
+    kernel.clear()
+    for ours, plain in zip(found, slopes(), strict=True):
+        assert torch.allclose(ours, plain, atol=1e-5)
+    assert not kernel
+    assert model.hf.config._attn_implementation == "sdpa" or not back
+    assert back or name != "llama"
 
 
 def _hit(model: Model) -> Example:
@@ -215,7 +251,7 @@ def test_answers_read_off_sums_are_those_of_all_log_probs(name, monkeypatch):
         tops = logits.float().amax(-1)
         return tops, (logits.float() - tops[..., None]).exp().sum(-1).log()
 
-    monkeypatch.setattr("headlab.fused.kernels.works", lambda kernel, *_: kernel == "log_sum")
+    monkeypatch.setattr("headlab.fused.launching.works", lambda kernel, *_: kernel == "log_sum")
     monkeypatch.setattr(fused, "log_sum", log_sum)
     found = measure(model, examples, gates, name)
     assert bool(summed) == (not plain.measure.needs_kl)

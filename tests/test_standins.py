@@ -231,7 +231,7 @@ def test_the_way_back_through_gated_mlps_is_that_of_the_models_own():
 
 def test_kernels_of_our_own_keep_to_what_they_were_made_for(monkeypatch):
     """They compute in float32: a wider dtype, or what lies otherwise in memory, is not theirs."""
-    monkeypatch.setattr("headlab.fused.kernels.works", lambda *_: True)
+    monkeypatch.setattr("headlab.fused.launching.works", lambda *_: True)
     gate = torch.randn(4, 6)
     assert fused.can_swiglu(gate, gate)
     assert not fused.can_swiglu(gate.double(), gate.double())
@@ -271,9 +271,13 @@ def test_kernels_of_our_own_keep_to_what_they_were_made_for(monkeypatch):
     assert not fused.can_attend(query.clone().requires_grad_(), key, key, mask)
     query, key = torch.randn(2, 6, 9, 8), torch.randn(2, 3, 9, 8)
     assert fused.can_attend_all(query, key, key)
-    assert not fused.can_attend_all(query, key.clone().requires_grad_(), key)
-    with torch.no_grad():
-        assert fused.can_attend_all(query.clone().requires_grad_(), key, key)
+    learning = query.clone().requires_grad_()
+    assert fused.can_attend_all(learning, key, key)
+    wide = torch.randn(2, 3, 9, 256)
+    assert not fused.can_attend_all(wide, wide, wide)
+    wide, wide_learning = wide.bfloat16(), wide.bfloat16().requires_grad_()
+    assert fused.can_attend_all(wide, wide, wide)
+    assert not fused.can_attend_all(wide_learning, wide, wide), "nor in any dtype with its slopes"
     assert fused.can_attend_all(query[:, :, :8], key, key), "the last tokens of rows"
     assert not fused.can_attend_all(query, key[:, :, :8], key[:, :, :8])
     assert not fused.can_attend_all(query[:, :5], key, key)
@@ -284,6 +288,12 @@ def test_kernels_of_our_own_keep_to_what_they_were_made_for(monkeypatch):
     long = torch.randn(1, 1, fused.SHORT + 1, 8)
     assert fused.can_attend_all(*3 * [long[:, :, 1:]])
     assert not fused.can_attend_all(long, long, long)
+    with monkeypatch.context() as there:
+        there.setattr("headlab.fused.launching.works", lambda kernel, *_: kernel == "attend_all")
+        assert fused.can_attend_all(query, key, key)
+        assert not fused.can_attend_all(query, learning[:, :3], key), "there is no way back"
+        with torch.no_grad():
+            assert fused.can_attend_all(learning, key, key)
     logits = torch.randn(2, 3, 7)
     assert fused.can_log_sum(logits)
     assert not fused.can_log_sum(logits.clone().requires_grad_())

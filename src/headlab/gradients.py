@@ -21,7 +21,7 @@ from headlab.examples import Example
 from headlab.gates import AXES, ZERO, Gates
 from headlab.measures import Measure, find_measure
 from headlab.restart import NOTHING, clean_pass
-from headlab.sdpa import grouped_queries
+from headlab.sdpa import short_rows_behind_beginnings
 from headlab.standins import gpu_kernels
 from headlab.stretches import Ahead, Stretch
 from headlab.tokens import Beginning
@@ -88,7 +88,7 @@ def gate_gradients(
         if progress is not None:
             progress(len(masks) * len(indices))
 
-    with _frozen(model), gpu_kernels(model), grouped_queries():
+    with _frozen(model), gpu_kernels(model), short_rows_behind_beginnings():
         tokens = (budget or find_budget(model)) // GRAPH  # in a pass
         forms = model.restart
         late = forms is not None and forms.begins_late

@@ -9,8 +9,9 @@ On a GPU a kernel of our own reads each row's keys and values where the mask sho
 else.
 
 Rows of a few tokens leave most of torch's attention idle: it works on 128 queries at a time. On a
-GPU a kernel of our own puts the queries of all heads that share a key into one block. So it does
-with the last tokens of such rows, behind a beginning that has been run before.
+GPU a kernel of our own puts the queries of all heads that share a key into one block, and one more
+does the way back. So they do with the last tokens of such rows, behind a beginning that has been
+run before.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -55,8 +58,8 @@ def grouped_queries() -> AbstractContextManager[None]:
 
 
 def short_rows() -> AbstractContextManager[None]:
-    """Within the block rows of a few tokens have attention of their own on a GPU, where no slopes
-    are wanted; all else as transformers does it."""
+    """Within the block rows of a few tokens have attention of their own on a GPU; all else as
+    transformers does it."""
     return _ours(short=True)
 
 
@@ -140,7 +143,27 @@ def _short(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor | 
     [row, position, head, width]; None of longer ones."""
     if not fused.can_attend_all(query, key, value):
         return None
+    if fused.wants_slopes(query, key, value):
+        found: Tensor = _Short.apply(query, key, value, scale)  # type: ignore[no-untyped-call]
+        return found
     return fused.attend_all(query, key, value, scale)
+
+
+class _Short(torch.autograd.Function):
+    """Where slopes are wanted: nothing is kept for the way back but what was given."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        ctx.save_for_backward(query, key, value)
+        ctx.scale = scale
+        return fused.attend_all(query, key, value, scale)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value = ctx.saved_tensors
+        slope = slope if slope.stride(-1) == 1 else slope.contiguous()
+        return *fused.attend_all_back(slope, query, key, value, ctx.scale), None
 
 
 def _looks_back(

@@ -1,12 +1,15 @@
 """Formulas as one GPU kernel each, tried on the machine before they are used."""
 
-from headlab.fused.kernels import (
+from headlab.fused.attending import (
     MOST_PLACES,
     SHORT,
     attend,
     attend_all,
+    attend_all_back,
     can_attend,
     can_attend_all,
+)
+from headlab.fused.formulas import (
     can_gate,
     can_log_sum,
     can_swiglu,
@@ -18,6 +21,7 @@ from headlab.fused.kernels import (
     swiglu_back,
     turn,
 )
+from headlab.fused.launching import wants_slopes
 from headlab.fused.trials import TRIALS, works
 
 __all__ = [
@@ -26,6 +30,7 @@ __all__ = [
     "TRIALS",
     "attend",
     "attend_all",
+    "attend_all_back",
     "can_attend",
     "can_attend_all",
     "can_gate",
@@ -38,5 +43,6 @@ __all__ = [
     "swiglu",
     "swiglu_back",
     "turn",
+    "wants_slopes",
     "works",
 ]

@@ -101,15 +101,43 @@ def _attend_all(
 ) -> Pairs:
     from headlab import fused
 
+    given, scale = _short_rows(drawn, group, length, width, places), width**-0.5
+    query, key, value = (each.double() for each in given)
+    exact = _looking_back(query, key, value, scale)
+    return [(fused.attend_all(*given, scale), exact)]
+
+
+def _attend_all_back(
+    drawn: Callable[..., Tensor], group: int, length: int, width: int, places: int
+) -> Pairs:
+    from headlab import fused
+
+    given, scale = _short_rows(drawn, group, length, width, places), width**-0.5
+    slope = drawn(len(given[0]), length, given[0].shape[1], width)
+    query, key, value = (each.double().requires_grad_() for each in given)
+    with torch.enable_grad():
+        exact = _looking_back(query, key, value, scale)
+        slopes = torch.autograd.grad(exact, [query, key, value], slope.double())
+    return list(zip(fused.attend_all_back(slope, *given, scale), slopes, strict=True))
+
+
+def _short_rows(
+    drawn: Callable[..., Tensor], group: int, length: int, width: int, places: int
+) -> tuple[Tensor, Tensor, Tensor]:
     rows, keys = 3, 2
     query = drawn(rows, length, keys * group, width).transpose(1, 2)
     key, value = drawn(2, rows, places, keys, width).transpose(2, 3)
-    scale = width**-0.5
-    scores = scale * query.double() @ key.double().repeat_interleave(group, 1).mT
+    return query, key, value
+
+
+def _looking_back(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """Attention of each to all up to it, [row, place, head, width]."""
+    length, places = query.shape[2], key.shape[2]
+    group = query.shape[1] // key.shape[1]
+    scores = scale * query @ key.repeat_interleave(group, 1).mT
     later = torch.ones(length, places, dtype=torch.bool, device=query.device)
     weights = scores.masked_fill(later.triu(1 + places - length), float("-inf")).softmax(-1)
-    exact = weights @ value.double().repeat_interleave(group, 1)
-    return [(fused.attend_all(query, key, value, scale), exact.transpose(1, 2))]
+    return (weights @ value.repeat_interleave(group, 1)).transpose(1, 2)
 
 
 def _log_sum(drawn: Callable[..., Tensor]) -> Pairs:
@@ -128,5 +156,6 @@ TRIALS: dict[str, Callable[..., Pairs]] = {
     "gate": _gate,
     "attend": _attend,
     "attend_all": _attend_all,
+    "attend_all_back": _attend_all_back,
     "log_sum": _log_sum,
 }

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from headlab.budgets import GRAPH, find_budget, on_gpu, start_in_tokens
 from headlab.gatefits.rows import Begins, Drawn, Rows
 from headlab.gates import AXES, Gates, Reference
-from headlab.sdpa import grouped_queries
+from headlab.sdpa import short_rows_behind_beginnings
 from headlab.standins import gpu_kernels
 from headlab.tokens import Beginning, Tokens
 
@@ -46,7 +46,7 @@ def summed_slopes(
     at = logits.detach().requires_grad_()
     losses = torch.zeros(len(logits), device=logits.device)
     slope = torch.zeros_like(logits)
-    with torch.enable_grad(), gpu_kernels(model), grouped_queries():
+    with torch.enable_grad(), gpu_kernels(model), short_rows_behind_beginnings():
         for block in rows.blocks(numbers, batch, tokens, start):
             begun = None
             if block.begins is not None:
