@@ -274,6 +274,7 @@ class Fit(Work):
         state = begin(self.model, self.seeds, self.schedule, 3 * len(self.seeds), self.tokens)
         for _ in range(self.updates):
             self.fit.update(state, [("free", seed) for seed in self.seeds])
+        self.fit.settle()
         return state.losses[: len(self.seeds), : self.updates]
 
     def theirs(self, peer: Any, little: bool = False) -> Tensor:

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from looking import Looks
 from planted import in_formats, pairs, planted, roled, two_formats
 from torch.nn.functional import cross_entropy
 
@@ -24,8 +25,10 @@ from headlab.gatefits import (
     fit_gates,
 )
 from headlab.gatefits.figures import fit_paths
-from headlab.gatefits.fitting import CLAMP, FitWork
+from headlab.gatefits.fitting import CLAMP, FitWork, begin
 from headlab.gatefits.rows import Rows, order_of
+from headlab.gates import ZERO
+from headlab.proofs import check
 
 NEEDED, HARMFUL = Head(1, 0), Head(1, 3)
 
@@ -213,6 +216,44 @@ def test_a_fit_goes_on_where_it_stopped():
         assert torch.equal(again.minus, whole.minus)
         assert torch.equal(again.losses, whole.losses)
         assert torch.equal(again.paths, whole.paths)
+
+
+def test_updates_look_at_no_number_until_the_next_is_on_its_way():
+    """On a GPU that would wait; what an update gives is written down by the one that follows."""
+    schedule = Schedule(updates=3, batch=8)
+    model = planted()
+    check(model)  # ids alone are enough
+    work = FitWork(model, Rows(model, pairs(20), 8), schedule, ZERO)
+    state = begin(model, [0, 1], schedule, 6, tokens=40)  # several passes
+    fits = [("free", 0), ("free", 1)]
+    with Looks() as looks:
+        work.update(state, fits)
+    assert not looks.count
+    assert state.losses.isnan().all()
+    work.update(state, fits)
+    assert state.losses[:2, 0].isfinite().all()
+    assert state.losses[:, 1:].isnan().all()
+    work.settle()
+    assert state.losses[:2, :2].isfinite().all()
+
+
+def test_gates_that_give_no_numbers_are_refused(monkeypatch):
+    """By the update after the one that did, or by the last."""
+    for updates in (1, 3):
+        model, plain = planted(), FitWork.slopes
+
+        def broken(self, *given, plain=plain):
+            losses, slope = plain(self, *given)
+            return losses * math.nan, slope
+
+        monkeypatch.setattr(FitWork, "slopes", broken)
+        states = []
+        with pytest.raises(HeadlabError, match="gives NaN under gates"):
+            fit_gates(
+                model, pairs(20), [0], Schedule(updates=updates, batch=8), on_state=states.append
+            )
+        assert not states, "nothing of it is kept"
+        monkeypatch.undo()
 
 
 def test_a_closed_gate_may_give_the_mean():

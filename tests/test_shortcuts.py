@@ -8,8 +8,8 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 import torch
+from looking import Looks
 from tiny import ARCHITECTURES, random_ids, tiny, tiny_tokenizer
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import headlab
 from headlab import Gates, Head, HeadlabError, Model, stretches
@@ -181,32 +181,19 @@ def test_pads_on_the_right_need_no_mask_once_a_model_is_proved_causal(model):
     assert not model.inputs(Tokens(tokens.ids, tokens.mask))["attention_mask"].all()
 
 
-class _Looks(TorchDispatchMode):
-    """Counts how often somebody looks at a number, for which a GPU would be waited for."""
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        names = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal")
-        self.count += func.overloadpacket.__name__ in names
-        return func(*args, **(kwargs or {}))
-
-
 @each_architecture
 def test_passes_of_ids_alone_look_at_no_numbers(model):
     check(model)
     assert model.bare
     rows = [random_ids(1, 9)[0], random_ids(1, 5, seed=3)[0]]
     tokens, cleaned = model.tokens(rows), model(model.tokens(rows))
-    with _Looks() as looks, torch.no_grad():
+    with Looks() as looks, torch.no_grad():
         found = model(tokens)
     assert torch.equal(found, cleaned)
     assert not looks.count
     if model.name == "llama":
         model.bare = False
-        with _Looks() as looks, torch.no_grad():
+        with Looks() as looks, torch.no_grad():
             model(tokens)
         assert looks.count, "at the mask"
 

@@ -92,12 +92,7 @@ def fit_contrast(
     work = _Contrast(model, kept, forgotten, schedule, reference)
     state = state or begin(model, seeds, schedule, len(seeds), budget or work.budget())
     fits = [("contrast", seed) for seed in seeds]
-    while state.step < schedule.updates:
-        work.update(state, fits)
-        if progress is not None:
-            progress(len(fits))
-        if on_state is not None and state.step % state_every == 0:
-            on_state(state)
+    work.run(state, fits, on_state, state_every, progress)
     return ContrastFit(
         model=model.name,
         seeds=seeds,

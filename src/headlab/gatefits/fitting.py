@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headlab.batches import Flight
 from headlab.errors import HeadlabError
 from headlab.examples import Example
 from headlab.gatefits.rows import Rows, order_of
@@ -152,12 +153,7 @@ def fit_gates(
     while state.stage < 2:
         phases = ["free"] if state.stage == 0 else ["plus", "minus"]
         fits = [(phase, seed) for phase in phases for seed in seeds]
-        while state.step < schedule.updates:
-            work.update(state, fits)
-            if progress is not None:
-                progress(len(fits))
-            if on_state is not None and state.step % state_every == 0:
-                on_state(state)
+        work.run(state, fits, on_state, state_every, progress)
         _next_stage(state)
         if on_state is not None:
             on_state(state)
@@ -235,13 +231,33 @@ class FitWork:
     ):
         self.model, self.rows, self.schedule = model, rows, schedule
         self._reference = reference
+        self._launched: tuple[Any, ...] = ()  # the update before, read once the next is on its way
 
     def budget(self) -> int:
         """Tokens in a pass that memory has room for."""
         return graph_budget(self.model, self.rows)
 
+    def run(
+        self,
+        state: State,
+        fits: list[tuple[str, int]],
+        on_state: Callable[[State], None] | None = None,
+        state_every: int = 50,
+        progress: Progress | None = None,
+    ) -> None:
+        """All updates of a stage that are still to be done."""
+        while state.step < self.schedule.updates:
+            self.update(state, fits)
+            if progress is not None:
+                progress(len(fits))
+            if on_state is not None and state.step % state_every == 0:
+                self.settle()
+                on_state(state)
+        self.settle()
+
     def update(self, state: State, fits: list[tuple[str, int]]) -> None:
-        """One Adam step of every fit."""
+        """One Adam step of every fit. Its losses are written down by the next, or by `settle`: a
+        GPU is not waited for."""
         schedule, step = self.schedule, state.step
         numbers = np.concatenate(
             [
@@ -253,7 +269,8 @@ class FitWork:
             ]
         )
         losses, slope = self._slopes_in_memory(state, numbers)
-        pulls = torch.tensor([schedule.pull(phase) for phase, _ in fits], device=slope.device)
+        pulls = torch.tensor([schedule.pull(phase) for phase, _ in fits])
+        pulls = pulls.to(slope.device, non_blocking=True)
         inside = state.logits.abs() <= CLAMP
         slope = slope - pulls[:, None, None] * inside / slope[0].numel()
         norm = slope.flatten(1).norm(dim=1)
@@ -263,12 +280,24 @@ class FitWork:
         state.second.lerp_(slope.square(), 1 - _BETAS[1])
         scale = (state.second / (1 - _BETAS[1] ** (step + 1))).sqrt() + _EPS
         state.logits = state.logits - rates / (1 - _BETAS[0] ** (step + 1)) * state.first / scale
-        places = slice(0, len(fits)) if state.stage == 0 else slice(len(fits) // 2, None)
-        state.losses[places, step] = losses.detach().cpu()
-        if step % PATH_EVERY == 0:
-            state.paths[places, step // PATH_EVERY] = state.logits.cpu()
+        path = [state.logits] if step % PATH_EVERY == 0 else []
+        flights = [Flight(each, each.device) for each in (losses.detach(), *path)]
         state.step += 1
-        if not bool(state.losses[places, step].isfinite().all()):
+        self.settle()
+        self._launched = state, len(fits), step, flights
+
+    def settle(self) -> None:
+        """Write down what the last update gave."""
+        if not self._launched:
+            return
+        state, n, step, flights = self._launched
+        self._launched = ()
+        losses, *path = (flight.land() for flight in flights)
+        places = slice(len(state.losses) - n, None) if state.stage else slice(0, n)
+        state.losses[places, step] = losses
+        if path:
+            state.paths[places, step // PATH_EVERY] = path[0]
+        if not bool(losses.isfinite().all()):
             raise HeadlabError(f"{self.model.name} gives NaN under gates; take a wider dtype")
 
     def _slopes_in_memory(self, state: State, numbers: np.ndarray) -> tuple[Tensor, Tensor]:

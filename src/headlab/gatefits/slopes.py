@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from headlab.budgets import GRAPH, find_budget, on_gpu, start_in_tokens
 from headlab.gatefits.rows import Begins, Drawn, Rows
-from headlab.gates import AXES, Gates, Reference
+from headlab.gates import Gates, Reference
 from headlab.sdpa import short_rows_behind_beginnings
 from headlab.standins import gpu_kernels
 from headlab.tokens import Beginning, Tokens
@@ -111,7 +111,7 @@ class _Begun:
 
 def _by_row(gates: Tensor) -> Gates:
     """[row, layer, head]"""
-    return Gates(gates[None, :, :, :, None], " ".join(AXES))
+    return Gates.unseen(gates[None, :, :, :, None])
 
 
 def graph_budget(model: Model, rows: Rows) -> int:
