@@ -210,14 +210,16 @@ def rotate(
         return own(q, k, cos, sin)
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)  # [row, 1, position, width]
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
-        return _Turned.apply(q, cos, sin), _Turned.apply(k, cos, sin)  # type: ignore[no-untyped-call]
+        turned = [_Turned.apply(x, cos, sin, False) for x in (q, k)]  # type: ignore[no-untyped-call]
+        return turned[0], turned[1]
     return _turn(q, cos, sin), _turn(k, cos, sin)
 
 
-def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _turn(x: Tensor, cos: Tensor, sin: Tensor, back: bool = False) -> Tensor:
     if fused.can_turn(x, cos, sin):
-        return fused.turn(x, cos, sin)
+        return fused.turn(x, cos, sin, back)
     half = x.shape[-1] // 2
+    sin = -sin.roll(half, -1) if back else sin
     low, high = x[..., :half], x[..., half:]
     turned = torch.empty_like(x)
     torch.mul(low, cos[..., :half], out=turned[..., :half])
@@ -231,17 +233,17 @@ class _Turned(torch.autograd.Function):
     """Where gradients are wanted: the way back turns the other way."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        return _turn(x, cos, sin)
+        ctx.back = back
+        return _turn(x, cos, sin, back)
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None, None]:
-        cos, sin = ctx.saved_tensors
-        back = -sin.roll(sin.shape[-1] // 2, -1)
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None, None, None]:
+        given = slopes[0], *ctx.saved_tensors, not ctx.back
         if torch.is_grad_enabled():  # somebody wants the slope's slope
-            return _Turned.apply(slopes[0], cos, back), None, None  # type: ignore[no-untyped-call]
-        return _turn(slopes[0], cos, back), None, None
+            return _Turned.apply(*given), None, None, None  # type: ignore[no-untyped-call]
+        return _turn(*given), None, None, None
 
 
 def find_rotary(model: Model) -> Rotary | None:

@@ -50,7 +50,7 @@ if triton is not None:
         x, cos, sin, out, heads, length, half,
         x_row, x_head, x_place, out_row, out_head, out_place,
         table_row, table_place,
-        block_heads: tl.constexpr, block_half: tl.constexpr,
+        block_heads: tl.constexpr, block_half: tl.constexpr, back: tl.constexpr,
     ):  # fmt: skip
         """One program for all heads of a row at a position."""
         row = (tl.program_id(0) // length).to(tl.int64)
@@ -63,6 +63,8 @@ if triton is not None:
         c_high = tl.load(cos + table + half, mask=at < half).to(tl.float32)
         s_low = tl.load(sin + table, mask=at < half).to(tl.float32)
         s_high = tl.load(sin + table + half, mask=at < half).to(tl.float32)
+        if back:
+            s_low, s_high = -s_high, -s_low
         own = x + row * x_row + place * x_place + head * x_head + at
         low = tl.load(own, mask=there).to(tl.float32)
         high = tl.load(own + half, mask=there).to(tl.float32)
@@ -155,9 +157,9 @@ def swiglu_back(slope: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor
     return to_gate, to_up
 
 
-def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [row, head, position, width] turned, half against half; cos and sin [row|1, 1, position,
-    width]. The last axes lie close."""
+def turn(x: Tensor, cos: Tensor, sin: Tensor, back: bool = False) -> Tensor:
+    """x [row, head, position, width] turned, half against half, or a slope turned back; cos and sin
+    [row|1, 1, position, width]. The last axes lie close."""
     rows, heads, length, width = x.shape
     out = torch.empty_like(x)
     table = cos.stride(0) if cos.shape[0] > 1 else 0
@@ -167,7 +169,7 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
             *(x.stride(0), x.stride(1), x.stride(2)),
             *(out.stride(0), out.stride(1), out.stride(2)),
             *(table, cos.stride(2)),
-            *(triton.next_power_of_2(heads), triton.next_power_of_2(width // 2)),
+            *(triton.next_power_of_2(heads), triton.next_power_of_2(width // 2), back),
         )
     return out
 

@@ -61,8 +61,15 @@ def _turn(drawn: Callable[..., Tensor]) -> Pairs:
 
     x = drawn(3, 6, 9, 24).transpose(1, 2)  # as models have them: heads after positions
     cos, sin = drawn(2, 3, 1, 6, 24)
-    low, high = x.double().chunk(2, -1)
-    return [(fused.turn(x, cos, sin), x.double() * cos + torch.cat([-high, low], -1) * sin)]
+    slope, wide = torch.empty_like(x).copy_(drawn(3, 9, 6, 24)), x.double().requires_grad_()
+    with torch.enable_grad():
+        low, high = wide.chunk(2, -1)
+        turned = wide * cos + torch.cat([-high, low], -1) * sin
+        (back,) = torch.autograd.grad(turned, wide, slope.double())
+    return [
+        (fused.turn(x, cos, sin), turned.detach()),
+        (fused.turn(slope, cos, sin, back=True), back),
+    ]
 
 
 def _gate(drawn: Callable[..., Tensor]) -> Pairs:
