@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 import numpy as np
@@ -235,25 +236,63 @@ def test_updates_look_at_no_number_until_the_next_is_on_its_way():
     assert state.losses[:, 1:].isnan().all()
     work.settle()
     assert state.losses[:2, :2].isfinite().all()
+    late = []
+    last = Schedule(updates=12, batch=8)
+    work = FitWork(model, work.rows, last, ZERO)
+    state = begin(model, [0, 1], last, 6, tokens=40)
+    work.run(
+        state, fits, progress=lambda _: late.append(state.losses[:2, : state.step].isnan().sum())
+    )
+    assert [int(each) for each in late] == [2] * 12, "those of the last update of both seeds"
+
+
+def test_a_path_is_of_the_gates_after_every_tenth_update():
+    for updates in (1, 11):
+        fit = fit_gates(planted(), pairs(20), [0, 1], Schedule(updates=updates, batch=8))
+        after = torch.cat([fit.free, fit.plus, fit.minus])
+        assert fit.paths.shape[1] == len(range(0, updates, 10))
+        assert torch.equal(fit.paths[:, -1], after)
+
+
+def test_an_interrupted_fit_goes_on_from_its_state():
+    schedule = Schedule(updates=6, batch=8)
+    whole = fit_gates(planted(), pairs(20), [0], schedule)
+    model, states, done = planted(), [], []
+    state = begin(model, [0], schedule, 3, tokens=4096)
+
+    def interrupt(n: int) -> None:
+        done.append(n)
+        states.append(state.step)
+        if len(done) == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit_gates(model, pairs(20), [0], schedule, state=state, progress=interrupt)
+    again = fit_gates(model, pairs(20), [0], schedule, state=state)
+    assert torch.equal(again.losses, whole.losses)
+    assert torch.equal(again.plus, whole.plus)
 
 
 def test_gates_that_give_no_numbers_are_refused(monkeypatch):
     """By the update after the one that did, or by the last."""
-    for updates in (1, 3):
-        model, plain = planted(), FitWork.slopes
+    plain, one = FitWork.slopes, torch.tensor([1.0, math.nan])  # of two seeds
 
-        def broken(self, *given, plain=plain):
-            losses, slope = plain(self, *given)
-            return losses * math.nan, slope
+    def no_losses(self, *given):
+        losses, slope = plain(self, *given)
+        return losses * one, slope
 
+    def no_slopes(self, *given):
+        losses, slope = plain(self, *given)
+        return losses, slope * one[:, None, None]
+
+    for updates, broken in itertools.product((1, 3), (no_losses, no_slopes)):
         monkeypatch.setattr(FitWork, "slopes", broken)
-        states = []
+        states, asked = [], Schedule(updates=updates, batch=8)
         with pytest.raises(HeadlabError, match="gives NaN under gates"):
             fit_gates(
-                model, pairs(20), [0], Schedule(updates=updates, batch=8), on_state=states.append
+                planted(), pairs(20), [0, 1], asked, on_state=states.append, state_every=updates
             )
         assert not states, "nothing of it is kept"
-        monkeypatch.undo()
 
 
 def test_a_closed_gate_may_give_the_mean():

@@ -94,24 +94,24 @@ def test_the_heads_with_the_largest_slopes_are_run(model, examples):
     assert all(float(slopes[Head.parse(name)]) <= least for name in some.estimated)
 
 
-@pytest.mark.parametrize("scale", [0.0, 0.6])
+@pytest.mark.parametrize("scale", [0.0, 0.6, 9.0])
 def test_heads_are_picked_where_all_gates_are_1_and_a_quarter_of_the_way_on(model, examples, scale):
     """What there is more than enough of shows no slope until some is gone."""
-    levels = torch.tensor([1.0, 1 - 0.25 * (1 - scale), 0.75])
-    gates = levels[:, None, None].expand(3, model.n_layers, model.n_heads)
+    levels = torch.tensor([1.0, 1 - 0.25 * max(1 - scale, -1), 0.75, 1 - 0.25 * (1 - scale)])
+    gates = levels[:, None, None].expand(4, model.n_layers, model.n_heads)
     slopes = gate_gradients(model, examples, gates, "log-prob").gradient.mean(1).abs().flatten(1)
 
     def largest(of: torch.Tensor, n: int) -> set[str]:
         return {str(Head(*divmod(each, model.n_heads))) for each in of.topk(n).indices.tolist()}
 
     right = slopes[:2].amax(0)
-    wrong = [slopes[0]] if scale == 0 else [slopes[0], slopes[[0, 2]].amax(0)]
-    exact = next(
-        n for n in range(3, 20) if all(largest(right, n) != largest(each, n) for each in wrong)
-    )
-    some = rank(model, examples, "ablate", "log-prob", scale=scale, exact=exact)
-    picked = {str(head) for head in some.heads} - {*some.estimated, *some.checked}
-    assert picked == largest(right, exact)
+    at_1, always, ever_further = (slopes[n].amax(0) for n in ([0], [0, 2], [0, 3]))
+    wrong = {0.0: [at_1], 0.6: [at_1, always], 9.0: [ever_further]}[scale]
+    for each in wrong:
+        exact = next(n for n in range(3, 26) if largest(right, n) != largest(each, n))
+        some = rank(model, examples, "ablate", "log-prob", scale=scale, exact=exact)
+        picked = {str(head) for head in some.heads} - {*some.estimated, *some.checked}
+        assert picked == largest(right, exact)
 
 
 def test_the_others_are_drawn_by_the_seed(model, examples):
@@ -119,6 +119,8 @@ def test_the_others_are_drawn_by_the_seed(model, examples):
     assert drawn[0] == drawn[1] != drawn[2]
     assert all(len(set(each)) == CHECKED for each in drawn)
     assert not {str(head) for head in CARRIERS} & set(drawn[0])
+    places = {Head.parse(name).layer for name in drawn[0]}
+    assert len(places) > LAYERS * 2 / 3, "from all over the model"
 
 
 @pytest.mark.parametrize("exact", [HEADS - CHECKED - 1, HEADS, 1000])
@@ -145,6 +147,24 @@ def test_what_cannot_be_screened_is_refused(model, examples):
         rank(model, examples, "ablate", "kl", exact=6)
     with pytest.raises(HeadlabError, match="no gradient"):
         rank(model, examples, "ablate", "top1-accuracy", exact=6)
+
+
+def test_estimates_order_heads_for_all_prompts_together_only(model, examples):
+    some = rank(model, examples, "patch", exact=6)
+    with pytest.raises(HeadlabError, match="an order for each prompt needs all heads run"):
+        headlab.curve(model, examples, some, per_prompt=True, orders=20)
+
+
+def test_slopes_that_are_no_numbers_pick_nothing(model, examples, monkeypatch):
+    own = headlab.gradients._slopes
+
+    def broken(*given):
+        found, slope = own(*given)
+        return found, slope.index_fill(2, torch.tensor([2]), torch.nan)
+
+    monkeypatch.setattr(headlab.gradients, "_slopes", broken)
+    with pytest.raises(HeadlabError, match=r"slopes of .* are not finite; take a wider dtype"):
+        rank(model, examples, "patch", exact=3)
 
 
 def test_an_estimate_claims_nothing(model, examples):
@@ -309,6 +329,10 @@ def test_a_study_that_does_not_rank_so_is_refused(lab):
         with pytest.raises(HeadlabError, match=f"by slopes .*; {measure} has none there"):
             spec_of(lab, exact=4, measure=measure)
     assert spec_of(lab, exact=4, measure="log-prob").exact == 4
+    for given in ({"per_prompt": True}, {"methods": ["random", "patch-per-prompt"]}):
+        with pytest.raises(HeadlabError, match="picks heads for all prompts together"):
+            spec_of(lab, exact=4, **given)
+    spec_of(lab, exact=4, methods=["ablate", "attribute-per-prompt"])
 
 
 def test_cells_of_studies_that_run_all_heads_stay_the_same(lab):

@@ -184,7 +184,7 @@ def test_slopes_of_short_rows_are_transformers_own(kernel):
     module.num_key_value_groups = 3
     random = torch.Generator().manual_seed(0)
     given = [torch.randn(5, n, 11, 8, generator=random).requires_grad_() for n in (6, 2, 2)]
-    slope = torch.randn(5, 8, 11, 6, generator=random).permute(0, 2, 3, 1)  # in odd order
+    slope = torch.randn(5, 8, 11, 6, generator=random).permute(0, 2, 3, 1)  # [row, place, head, 8]
 
     def slopes(attend):
         found, _ = attend(module, *given, None, scaling=0.4)
@@ -197,6 +197,11 @@ def test_slopes_of_short_rows_are_transformers_own(kernel):
     assert kernel == [(11, 11), (-11, -11)]
     for one, other in zip(ours, expected, strict=True):
         assert torch.allclose(one, other, atol=1e-6)
+    fixed, key = given[0].detach(), given[1]
+    with short_rows():
+        only_keys, _ = AttentionInterface()["sdpa"](module, fixed, key, given[2], None, scaling=0.4)
+    (one,) = torch.autograd.grad(only_keys, key, slope)
+    assert torch.allclose(one, expected[1], atol=1e-6)
     again = torch.autograd.grad(found.square().sum(), given, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         again[0].sum().backward()
@@ -211,20 +216,24 @@ def test_slopes_of_gates_go_through_short_rows(name, kernel, monkeypatch):
     rows = Rows(model, EXAMPLES, len(EXAMPLES))
     numbers = np.tile(np.arange(len(EXAMPLES)), 2)
 
-    def slopes():
-        measured = gate_gradients(model, EXAMPLES, gates, reference="counterfactual")
-        loss = summed_slopes(model, rows, ZERO, fits, numbers, 64, lambda log_probs, _: -log_probs)
-        return measured.values, measured.gradient, *loss
+    def measured():
+        found = gate_gradients(model, EXAMPLES, gates, reference="counterfactual")
+        return found.values, found.gradient
 
-    found = slopes()
-    back = [shape for shape in kernel if shape[0] < 0]
-    monkeypatch.setattr(fused, "can_attend_all", lambda *_: False)
-    kernel.clear()
-    for ours, plain in zip(found, slopes(), strict=True):
-        assert torch.allclose(ours, plain, atol=1e-5)
-    assert not kernel
-    assert model.hf.config._attn_implementation == "sdpa" or not back
-    assert back or name != "llama"
+    def fitted():
+        return summed_slopes(model, rows, ZERO, fits, numbers, 64, lambda log_probs, _: -log_probs)
+
+    for slopes in (measured, fitted):
+        found = slopes()
+        back = [shape for shape in kernel if shape[0] < 0]
+        assert model.hf.config._attn_implementation == "sdpa" or not back
+        assert back or name != "llama"
+        kernel.clear()
+        with monkeypatch.context() as there:
+            there.setattr(fused, "can_attend_all", lambda *_: False)
+            for ours, plain in zip(found, slopes(), strict=True):
+                assert torch.allclose(ours, plain, atol=1e-5)
+        assert not kernel
 
 
 def _hit(model: Model) -> Example:

@@ -85,6 +85,8 @@ def gate_gradients(
     def put(masks: Tensor, indices: list[int], *flights: Flight[Tensor]) -> None:
         where = masks[:, None], torch.tensor(indices)[None]
         values[where], gradient[where] = (each.land() for each in flights)
+        if not gradient[where].isfinite().all():
+            raise HeadlabError(f"slopes of {model.name} are not finite; take a wider dtype")
         if progress is not None:
             progress(len(masks) * len(indices))
 

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from headlab.scores import HeadScores
 
 # Slopes are taken where all gates are 1, and where all have gone a quarter of the way: a head that
-# the model has more than enough of shows no slope until some is gone.
+# the model has more than enough of shows no slope until some is gone. Further on than for a gate
+# that closes, slopes are of a broken model.
 _STEPS = (0.0, 0.25)
 CHECKED = 20  # of the others: at least one of the 14 % that are farthest off is among them, by 95 %
 
@@ -88,7 +89,7 @@ def screen(
             f"{chosen.name} has no slope where nothing is changed, which could pick heads; run all"
         )
     warn_of_hard_gates(model, ALL_HEADS)
-    at = 1 + (scale - 1) * torch.tensor(_STEPS)
+    at = 1 + max(-1.0, min(scale - 1, 1.0)) * torch.tensor(_STEPS)
     gates = Gates(at[:, None, None].expand(-1, model.n_layers, model.n_heads).contiguous())
     found = gate_gradients(model, examples, gates, chosen, reference, progress=progress)
     slopes = found.gradient.flatten(2)  # [step, example, head]

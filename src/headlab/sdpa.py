@@ -11,7 +11,7 @@ else.
 Rows of a few tokens leave most of torch's attention idle: it works on 128 queries at a time. On a
 GPU a kernel of our own puts the queries of all heads that share a key into one block, and one more
 does the way back. So they do with the last tokens of such rows, behind a beginning that has been
-run before.
+run before, where a whole row has shown that no window hides it.
 """
 
 from __future__ import annotations

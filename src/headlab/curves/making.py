@@ -240,6 +240,11 @@ def _require(
             "others, or say that the curve is in-sample (same prompts)"
         )
     if per_prompt:
+        if scores.estimated:
+            raise HeadlabError(
+                f"{len(scores.estimated)} of the scores are estimates, of heads that matter little "
+                "on average; an order for each prompt needs all heads run (without exact)"
+            )
         if scores.values.shape[-1] != len(scores.fingerprints):
             raise HeadlabError(
                 "an order for each prompt needs the scores of each; these hold means alone"

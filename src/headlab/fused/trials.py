@@ -120,7 +120,7 @@ def _attend_all_back(
     from headlab import fused
 
     given, scale = _short_rows(drawn, group, length, width, places), width**-0.5
-    slope = drawn(len(given[0]), length, given[0].shape[1], width)
+    slope = drawn(len(given[0]), given[0].shape[1], length, width).transpose(1, 2)
     query, key, value = (each.double().requires_grad_() for each in given)
     with torch.enable_grad():
         exact = _looking_back(query, key, value, scale)
@@ -133,8 +133,8 @@ def _short_rows(
 ) -> tuple[Tensor, Tensor, Tensor]:
     rows, keys = 3, 2
     query = drawn(rows, length, keys * group, width).transpose(1, 2)
-    key, value = drawn(2, rows, places, keys, width).transpose(2, 3)
-    return query, key, value
+    key, value = drawn(rows, places, keys, width), drawn(rows, places, keys, 2 * width)
+    return query, key.transpose(1, 2), value[..., :width].transpose(1, 2)
 
 
 def _looking_back(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:

@@ -246,14 +246,18 @@ class FitWork:
         progress: Progress | None = None,
     ) -> None:
         """All updates of a stage that are still to be done."""
-        while state.step < self.schedule.updates:
-            self.update(state, fits)
-            if progress is not None:
-                progress(len(fits))
-            if on_state is not None and state.step % state_every == 0:
-                self.settle()
-                on_state(state)
-        self.settle()
+        try:
+            while state.step < self.schedule.updates:
+                self.update(state, fits)
+                if progress is not None:
+                    progress(len(fits))
+                if on_state is not None and state.step % state_every == 0:
+                    self.settle()
+                    self._require_numbers(state.logits)
+                    on_state(state)
+        finally:  # interrupted, too, a state is whole
+            self.settle()
+        self._require_numbers(state.logits)
 
     def update(self, state: State, fits: list[tuple[str, int]]) -> None:
         """One Adam step of every fit. Its losses are written down by the next, or by `settle`: a
@@ -284,20 +288,24 @@ class FitWork:
         flights = [Flight(each, each.device) for each in (losses.detach(), *path)]
         state.step += 1
         self.settle()
-        self._launched = state, len(fits), step, flights
+        n = len(fits)
+        places = slice(len(state.losses) - n, None) if state.stage else slice(0, n)
+        self._launched = state, places, step, flights
 
     def settle(self) -> None:
         """Write down what the last update gave."""
         if not self._launched:
             return
-        state, n, step, flights = self._launched
+        state, places, step, flights = self._launched
         self._launched = ()
         losses, *path = (flight.land() for flight in flights)
-        places = slice(len(state.losses) - n, None) if state.stage else slice(0, n)
         state.losses[places, step] = losses
         if path:
             state.paths[places, step // PATH_EVERY] = path[0]
-        if not bool(losses.isfinite().all()):
+        self._require_numbers(losses)
+
+    def _require_numbers(self, found: Tensor) -> None:
+        if not bool(found.isfinite().all()):
             raise HeadlabError(f"{self.model.name} gives NaN under gates; take a wider dtype")
 
     def _slopes_in_memory(self, state: State, numbers: np.ndarray) -> tuple[Tensor, Tensor]:

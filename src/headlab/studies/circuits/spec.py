@@ -95,6 +95,11 @@ class CircuitsSpec(Spec):
             raise ValueError("steps are of attribute, which is not among the methods")
         if self.exact and not self._ways & {"patch", "ablate"}:
             raise ValueError("exact is of patch and ablate, which are not among the methods")
+        if self.exact and (each := [m for m in self.methods if self._is_exact_per_prompt(m)]):
+            raise ValueError(
+                f"exact picks heads for all prompts together; an order for each ({each[0]}) needs "
+                "all heads run"
+            )
         if self.exact and self.measure is not None:
             self._require_slopes(self.measure)
         said_twice = [method for method in self.methods if method != way_of(method)]
@@ -118,6 +123,9 @@ class CircuitsSpec(Spec):
     def is_per_prompt(self, method: str) -> bool:
         """Whether a method ranks for each prompt by itself, and is tested on it: in-sample."""
         return self.per_prompt or method != way_of(method)
+
+    def _is_exact_per_prompt(self, method: str) -> bool:
+        return way_of(method) in ("patch", "ablate") and self.is_per_prompt(method)
 
     def _require_slopes(self, measure: str) -> None:
         from headlab.measures import find_measure
