@@ -22,8 +22,9 @@ from test_runs import save_task
 from tiny import save_tiny
 
 import headlab
+from headlab.cli.gates import _print_roles
 from headlab.figures import plt
-from headlab.gatefits import Roles, Schedule, ablation_deltas, fit_gates
+from headlab.gatefits import GateFit, Roles, Schedule, ablation_deltas, fit_gates
 from headlab.gatefits.files import read_contrast, read_fit, read_state, write_fit, write_state
 from headlab.store import Run
 from headlab.studies.roles.cell import from_record, to_record, work
@@ -329,6 +330,16 @@ def test_compare_says_whether_two_runs_agree(done):
 
 
 # --- headlab rank --method gates ---
+
+
+def test_heads_on_which_as_many_seeds_agree_are_listed_by_their_score(capsys):
+    plus = torch.full((2, 1, 4), 3.0)
+    minus = torch.tensor([[[1.0, 3.0, -3.0, 2.0]]] * 2)  # all but the third stay open
+    empty = torch.zeros(6, 1)
+    fit = GateFit("m", "t", [0, 1], minus, plus, minus, empty, empty)
+    _print_roles(Roles(fit), top=2)
+    told = capsys.readouterr().out
+    assert "facilitating (seeds that agree): L0H1 (2), L0H3 (2) and 1 more" in told
 
 
 def test_rank_by_gates_leaves_gates_roles_and_figures(lab, tmp_path):

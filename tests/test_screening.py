@@ -141,12 +141,11 @@ def test_what_cannot_be_screened_is_refused(model, examples):
     for method in ("attribute", "random"):
         with pytest.raises(HeadlabError, match=f"ablate or patch runs, not {method}"):
             rank(model, examples, method, exact=6)
-    with pytest.raises(HeadlabError, match="at least one head is run, not 0"):
+    with pytest.raises(HeadlabError, match="exact is at least one head to run, not 0"):
         rank(model, examples, "patch", exact=0)
-    with pytest.raises(HeadlabError, match="no slope where nothing is changed"):
-        rank(model, examples, "ablate", "kl", exact=6)
-    with pytest.raises(HeadlabError, match="no gradient"):
-        rank(model, examples, "ablate", "top1-accuracy", exact=6)
+    for measure in ("kl", "top1-accuracy"):
+        with pytest.raises(HeadlabError, match=f"{measure} has none there; run all heads"):
+            rank(model, examples, "ablate", measure, exact=6)
 
 
 def test_estimates_order_heads_for_all_prompts_together_only(model, examples):
@@ -210,10 +209,16 @@ def test_what_slopes_missed_is_told(model, examples):
         if str(head) not in some.estimated
     )
     told = missed(some)
-    assert f"of the 20 the largest, {largest}, is number {above + 1} of the 26" in told
-    assert f"at most 4 of the 22 not run are larger than {largest}" in told
+    assert f"of those by lot the largest, {largest}, is number {above + 1} of the 26" in told
+    assert "at most 4 of the 22 not run are larger." in told
     off = [abs(float(some.score[Head.parse(name)]) - each) for name, each in some.checked.items()]
     assert f"off by {sum(off) / 20:.2g} on average, {max(off):.2g} at most" in told
+    six = sorted(some.heads, key=lambda head: -abs(float(some.score[head])))[:6]
+    high = [f"{each} ({float(some.score[each]):.2g})" for each in six if some.is_estimated[each]]
+    assert high, "an estimate may be larger than what was picked"
+    assert told.endswith(f"Not run, and by its estimate among the 6 largest: {', '.join(high)}")
+    few = rank(model, examples, "patch", exact=3)
+    assert missed(few).endswith("at most"), "all of the three largest were run"
     assert ranked_by("patch", some.settings).startswith("patch (6 heads picked by gradients")
     assert ranked_by("patch", {}) == "patch"
 
@@ -266,6 +271,8 @@ def test_rank_and_curve_from_the_command_line(lab, tmp_path):
     assert len(estimated) == 24
     made = run("curve", "--scores", str(out), "--out", str(tmp_path / "curve"))
     assert made.exit_code == 0, made.stderr
+    assert "24 of 48 heads were run" in made.stderr
+    assert "the others' places in the order are estimates" in made.stderr
 
 
 def test_options_that_do_not_go_with_it_are_refused(lab):
@@ -273,7 +280,7 @@ def test_options_that_do_not_go_with_it_are_refused(lab):
     assert "--exact" in error_of(run("rank", model, task, "--method", "attribute", "--exact", "4"))
     assert "not 0" in error_of(run("rank", model, task, "--exact", "0"))
     said = error_of(run("rank", model, task, "--measure", "kl", "--exact", "4", "--quiet"))
-    assert "kl has no slope" in said
+    assert "kl has none there" in said
 
 
 # --- in a study ---
@@ -305,7 +312,7 @@ def test_a_study_runs_some_heads_and_says_so(study):
     told = "\n".join(tell_warnings(study, spec_of(study.folder.parent, exact=4), [lines["patch"]]))
     for seed in (0, 1):
         assert f"patch, seed {seed}: 24 of 48 heads were run: 4 picked by gradients" in told
-    assert told.count("gradients were off by") == 2
+    assert told.count("Gradients were off by") == 2
     page = (study.folder / "report.html").read_text()
     assert "24 of 48 heads were run: 4 picked by gradients" in page
     data = re.search(r'<script type="application/json" id="data">(.*?)</script>', page)[1]
@@ -326,7 +333,7 @@ def test_a_study_that_does_not_rank_so_is_refused(lab):
     with pytest.raises(HeadlabError, match="exact is of patch and ablate"):
         spec_of(lab, methods=["attribute"], exact=4)
     for measure in ("kl", "top1-accuracy"):
-        with pytest.raises(HeadlabError, match=f"by slopes .*; {measure} has none there"):
+        with pytest.raises(HeadlabError, match=f"by slopes .*, and {measure} has none there"):
             spec_of(lab, exact=4, measure=measure)
     assert spec_of(lab, exact=4, measure="log-prob").exact == 4
     for given in ({"per_prompt": True}, {"methods": ["random", "patch-per-prompt"]}):

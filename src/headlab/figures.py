@@ -141,6 +141,7 @@ def plot_scores(scores: HeadScores) -> Figure:
         title, what = f"Every head {done} in turn", f"each {done} alone"
         if scores.estimated:
             title = f"Heads {done} in turn, others by gradients"
+            what = f"{what} where framed"
     else:
         title = what = f"Scores by {scores.method}"
     task = f", task {scores.task}" if scores.task else ""

@@ -147,7 +147,7 @@ def require_method(
     if method not in ("ablate", "patch"):
         raise HeadlabError(f"exact is how many heads ablate or patch runs, not {method}")
     if exact < 1:
-        raise HeadlabError(f"at least one head is run, not {exact}")
+        raise HeadlabError(f"exact is at least one head to run, not {exact}")
 
 
 def default_measure(examples: Sequence[Example]) -> str:

@@ -84,10 +84,7 @@ def screen(
     n_heads = model.n_layers * model.n_heads
     if masks_run(n_heads, exact) == n_heads:
         return None
-    if chosen.is_distance:
-        raise HeadlabError(
-            f"{chosen.name} has no slope where nothing is changed, which could pick heads; run all"
-        )
+    require_slopes(chosen)
     warn_of_hard_gates(model, ALL_HEADS)
     at = 1 + max(-1.0, min(scale - 1, 1.0)) * torch.tensor(_STEPS)
     gates = Gates(at[:, None, None].expand(-1, model.n_layers, model.n_heads).contiguous())
@@ -102,16 +99,26 @@ def screen(
     return Screen(estimates, order[:exact], [rest[number] for number in drawn])
 
 
+def require_slopes(chosen: Measure) -> None:
+    """Refuse a measure that cannot pick heads."""
+    if chosen.is_distance or not chosen.differentiable:
+        raise HeadlabError(
+            f"exact picks heads by slopes where nothing is changed, and {chosen.name} has none "
+            "there; run all heads, or take another measure"
+        )
+
+
 def ranked_by(method: str, settings: Mapping[str, Any]) -> str:
     """A ranking's method, and where not all heads were run, how many were.
 
     >>> ranked_by("patch", {"exact": 40}), ranked_by("patch", {})
-    ('patch (40 heads picked by gradients, which stand for the others)', 'patch')
+    ('patch (40 heads picked by gradients and 20 by lot, the others by estimates)', 'patch')
     """
     exact = settings.get("exact")
     if exact is None:
         return method
-    return f"{method} ({count(exact, 'head')} picked by gradients, which stand for the others)"
+    picked = f"{count(exact, 'head')} picked by gradients and {CHECKED} by lot"
+    return f"{method} ({picked}, the others by estimates)"
 
 
 def ran(scores: HeadScores) -> str:
@@ -160,8 +167,20 @@ def missed(scores: HeadScores) -> str:
     off = [abs(float(scores.score[head]) - estimate) for head, estimate in by_lot.items()]
     unrun = len(scores.estimated)
     return (
-        f"; of the {len(off)} the largest, {largest}, is number {1 + known.index(largest)} of the "
-        f"{len(known)} by size, and gradients were off by {sum(off) / len(off):.2g} on average, "
-        f"{max(off):.2g} at most; with 95 % confidence at most {may_be_missed(unrun, len(off))} "
-        f"of the {unrun} not run are larger than {largest}"
+        f"; of those by lot the largest, {largest}, is number {1 + known.index(largest)} of the "
+        f"{len(known)} by size: with 95 % confidence at most {may_be_missed(unrun, len(off))} of "
+        f"the {unrun} not run are larger. Gradients were off by {sum(off) / len(off):.2g} on "
+        f"average, {max(off):.2g} at most{_estimated_high(scores, size, len(known) - len(off))}"
     )
+
+
+def _estimated_high(scores: HeadScores, size: Mapping[Head, float], picked: int) -> str:
+    """Those whose estimate is among the largest: picked by the larger of two slopes, heads may
+    leave one out whose first slope is larger than their scores."""
+    first = sorted(scores.heads, key=lambda head: -size[head])[:picked]
+    high = [
+        f"{head} ({float(scores.score[head]):.2g})" for head in first if scores.is_estimated[head]
+    ]
+    if not high:
+        return ""
+    return f". Not run, and by its estimate among the {picked} largest: {', '.join(high)}"

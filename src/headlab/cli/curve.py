@@ -93,6 +93,11 @@ def curve(
     if taken and not silent:
         told = ", ".join(f"{name} {value}" for name, value in taken.items())
         err.print(escape(f"as in {scores}: {told}"), highlight=False, soft_wrap=True)
+    if ranked.estimated and not silent:
+        from headlab.screening import ran
+
+        told = f"in {scores} {ran(ranked)}; the others' places in the order are estimates"
+        err.print(escape(told), highlight=False, soft_wrap=True)
     loaded = load_model(model, loading, silent)
     from headlab.curves import curve as run
     from headlab.curves import expected_masks

@@ -153,6 +153,9 @@ def _summary(roles: Roles) -> dict[str, Any]:
     }
 
 
+_SCORE = {"facilitating": "F", "interfering": "N", "mixed": "F"}  # the role's own
+
+
 def _print_roles(roles: Roles, top: int) -> None:
     from headlab.gatefits import ROLES
 
@@ -169,8 +172,10 @@ def _print_roles(roles: Roles, top: int) -> None:
     print_table(table)
     out.print("(a mixed head facilitates and interferes; it counts in all three)", style="dim")
     for role in ("facilitating", "interfering", "mixed"):
-        heads = [(each["agree"], name, each) for name, each in found["heads"].items()]
-        heads = sorted((h for h in heads if h[2]["role"] == role), key=lambda h: -h[0])[:top]
-        if heads:
-            listed = ", ".join(f"{name} ({agree})" for agree, name, _ in heads)
-            out.print(f"{role} (seeds that agree): {listed}", highlight=False, soft_wrap=True)
+        own = [(name, each) for name, each in found["heads"].items() if each["role"] == role]
+        own.sort(key=lambda head: (-head[1]["agree"], -head[1][_SCORE[role]]))
+        if own:
+            listed = ", ".join(f"{name} ({each['agree']})" for name, each in own[:top])
+            more = f" and {len(own) - top} more" if len(own) > top else ""
+            said = f"{role} (seeds that agree): {listed}{more}"
+            out.print(said, highlight=False, soft_wrap=True)

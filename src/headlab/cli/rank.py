@@ -26,7 +26,10 @@ from headlab.errors import HeadlabError
 from headlab.files import require_folder
 
 
-@app.command(epilog="Example: headlab rank smollm2 ioi --method patch --n 32")
+@app.command(
+    epilog="Example: headlab rank smollm2 ioi --method patch --n 32, or with --exact 40 at the "
+    "end for the heads that gradients pick"
+)
 @loads_a_model
 def rank(
     model: ModelName,
@@ -47,7 +50,7 @@ def rank(
         int | None,
         typer.Option(
             help="ablate, patch: run only so many heads, those with the largest gradients, and 20 "
-            "others as a check. Default: every head."
+            "others as a check; the rest get estimates. Default: every head."
         ),
     ] = None,
     reference: Annotated[
@@ -108,6 +111,7 @@ def rank(
     """Give every head a score: how much of the task it carries."""
     from headlab.measures import find_measure
     from headlab.ranking import LEARNED, require_method
+    from headlab.screening import CHECKED, masks_run, require_slopes
     from headlab.tasks import find_task
 
     fits = {"updates": updates, "batch": batch, "strength": strength, "clip": clip}
@@ -166,7 +170,9 @@ def rank(
     if task is None:
         raise HeadlabError("name a task (headlab tasks) or a JSONL file after the model")
     if measure is not None:
-        find_measure(measure)
+        known = find_measure(measure)
+        if exact is not None:
+            require_slopes(known)
     found = find_task(task)
     if isinstance(found, Path):
         from headlab.tasks.jsonl import read_examples
@@ -177,7 +183,6 @@ def rank(
     from headlab.ranking import measure_for
     from headlab.ranking import rank as run
     from headlab.scores import write_scores
-    from headlab.screening import masks_run
     from headlab.tasks import make_examples
 
     if method == "gates" and split is None and not isinstance(found, Path):
@@ -199,7 +204,8 @@ def rank(
         stand_in = mean_reference(loaded, [example.prompt for example in examples])
     heads = loaded.n_layers * loaded.n_heads
     masks = {"attribute": steps, "random": 0}.get(method, masks_run(heads, exact))
-    with progress(f"ranking {heads} heads", len(examples) * masks, silent) as advance:
+    some = "" if exact is None or masks == heads else f"{exact + CHECKED} of "
+    with progress(f"ranking {some}{heads} heads", len(examples) * masks, silent) as advance:
         scores = run(
             loaded,
             examples,

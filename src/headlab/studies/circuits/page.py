@@ -41,6 +41,7 @@ def write_report(run: Run) -> Path:
         asked=[
             *asked(spec),
             ("methods", ", ".join(spec.methods)),
+            *([("exact", f"{spec.exact} heads")] if spec.exact else []),
             ("prompts", _prompts(spec, lines)),
             ("other heads give", spec.reference),
             ("random orders", str(spec.orders)),

@@ -128,13 +128,14 @@ class CircuitsSpec(Spec):
         return way_of(method) in ("patch", "ablate") and self.is_per_prompt(method)
 
     def _require_slopes(self, measure: str) -> None:
+        from headlab.errors import HeadlabError
         from headlab.measures import find_measure
+        from headlab.screening import require_slopes
 
-        chosen = find_measure(measure)
-        if chosen.is_distance or not chosen.differentiable:
-            raise ValueError(
-                f"exact picks heads by slopes where nothing is changed; {measure} has none there"
-            )
+        try:
+            require_slopes(find_measure(measure))
+        except HeadlabError as error:
+            raise ValueError(str(error)) from None
 
     def _require_examples(self, task: str) -> None:
         """What can be said of a file without a tokenizer."""
