@@ -315,6 +315,7 @@ def test_a_study_runs_some_heads_and_says_so(study):
     assert told.count("Gradients were off by") == 2
     page = (study.folder / "report.html").read_text()
     assert "24 of 48 heads were run: 4 picked by gradients" in page
+    assert "<dt>exact</dt><dd>4 heads</dd>" in page, "among what was asked"
     data = re.search(r'<script type="application/json" id="data">(.*?)</script>', page)[1]
     of_page = json.loads(data)["lines"][0]["map"]["estimated"]
     assert sum(map(sum, of_page)) == len(once)
