@@ -522,6 +522,18 @@ def test_the_three_fits_have_colours_that_no_score_has(fit):
     assert not losses & scores
 
 
+@pytest.mark.parametrize(("updates", "points"), [(10, [10]), (25, [25, 35, 45])])
+def test_shares_of_gates_stand_at_the_updates_they_are_of_and_can_be_seen(updates, points):
+    figure = fit_paths(
+        Roles(fit_gates(planted(), pairs(20), [0], Schedule(updates=updates, batch=8)))
+    )
+    lines = figure.axes[1].lines
+    plt.close(figure)
+    assert len(lines) == 4
+    assert all(line.get_xdata().tolist() == points for line in lines)
+    assert all((line.get_marker() == ".") == (len(points) == 1) for line in lines)
+
+
 # --- memory ---
 
 

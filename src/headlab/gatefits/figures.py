@@ -64,16 +64,19 @@ def fit_paths(roles: Roles) -> Figure:
             axes[0].fill_between(xs, own.amin(0), own.amax(0), color=colour, alpha=0.2, lw=0)
             if phase:
                 gates = fit.paths[phase * n : (phase + 1) * n].sigmoid()  # [seed, point, ...]
-                points = np.arange(gates.shape[1]) * PATH_EVERY
+                points = start + np.arange(gates.shape[1]) * PATH_EVERY
+                marker = "." if len(points) < 3 else ""  # of one point there is no line
                 for edge, style in ((gates > 0.5, "-"), (gates < 0.05, ":")):
                     share = edge.float().mean((0, 2, 3))
                     label = f"{name} {'above 0.5' if style == '-' else 'below 0.05'}"
-                    axes[1].plot(points, share, style, color=colour, lw=1.2, label=label)
+                    line = f"{marker}{style}"
+                    axes[1].plot(points, share, line, color=colour, lw=1.2, label=label)
         axes[0].set_xlabel("update")
         axes[0].set_title("loss, target tokens", loc="left")
         axes[0].legend(frameon=False, fontsize=7)
         axes[1].set_xlabel("update")
         axes[1].set_title("share of gates", loc="left")
+        axes[1].set_ylim(-0.03, 1.03)
         axes[1].legend(frameon=False, fontsize=7)
         draw_ecdf(axes[2], roles)
         figure.tight_layout()
