@@ -26,10 +26,7 @@ from headlab.errors import HeadlabError
 from headlab.files import require_folder
 
 
-@app.command(
-    epilog="Example: headlab rank smollm2 ioi --method patch --n 32, or with --exact 40 at the "
-    "end for the heads that gradients pick"
-)
+@app.command(epilog="Example: headlab rank smollm2 ioi --method patch --n 32 --exact 40")
 @loads_a_model
 def rank(
     model: ModelName,
