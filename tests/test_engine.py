@@ -14,6 +14,7 @@ from tiny import ARCHITECTURES, tiny, tiny_tokenizer
 
 import headlab.engine
 from headlab import Gates, HeadlabError, Model, mean_reference
+from headlab.budgets import largest_budget
 from headlab.engine import measure
 from headlab.examples import Example
 from headlab.gradients import gate_gradients
@@ -431,3 +432,10 @@ def test_wrong_answers_are_a_list():
 @pytest.mark.parametrize("name", list(MEASURES))
 def test_every_measure_has_a_noise_floor(llama, name):
     assert noise_floor(llama, MIXED, Gates.each_head(llama), name) < 1e-5
+
+
+def test_small_models_have_larger_passes():
+    """Where starting a pass takes longer than running it: fewer of them, to a limit."""
+    shapes = {"smollm2-135m": 3_540_096, "gpt2": 7_087_872, "8b": 218_112_000, "tiny": 9_000}
+    found = {name: largest_budget(weights) for name, weights in shapes.items()}
+    assert found == {"smollm2-135m": 65536, "gpt2": 32768, "8b": 32768, "tiny": 131072}

@@ -11,7 +11,8 @@ from headlab.tokens import Tokens
 if TYPE_CHECKING:
     from headlab.model import Model
 
-LARGEST_BUDGET = 32768  # tokens in a pass on a GPU: past this, larger matrices are no faster
+_LARGEST = 32768  # tokens in a pass on a GPU: past this, larger matrices are no faster,
+_LARGEST_OF_SMALL = 131072  # and passes of small models take no longer to start than to run
 CPU_BUDGET = 4096
 GRAPH = 4  # a pass that is differentiated keeps about this many times more than one that is not
 _LOGIT_BYTES = 2 * 2**30  # of logits in one pass, in float32, on a CPU
@@ -42,9 +43,20 @@ def start_in_tokens(model: Model, there_and_back: bool = False) -> int:
     GPU, few on a CPU."""
     if not on_gpu(model):
         return _START_ON_CPU
-    weights = sum(each.numel() for each in model.seam.blocks[0].parameters())
     operations = 4 if there_and_back else 2  # of a weight
-    return int(_START / (operations * weights))
+    return int(_START / (operations * _layer_weights(model)))
+
+
+def largest_budget(weights: int) -> int:
+    """The most tokens that a pass has on a GPU, for layers of so many weights."""
+    budget = _LARGEST
+    while budget < min(_START / (2 * weights), _LARGEST_OF_SMALL):
+        budget *= 2
+    return budget
+
+
+def _layer_weights(model: Model) -> int:
+    return sum(each.numel() for each in model.seam.blocks[0].parameters())
 
 
 def on_gpu(model: Model) -> bool:
@@ -63,7 +75,7 @@ def _probe_budget(model: Model) -> int:
     model.logits_at(tokens, zeros, zeros)
     per_token = max(1, torch.cuda.max_memory_allocated(model.device) - before) / tokens.ids.numel()
     free, _ = torch.cuda.mem_get_info(model.device)
-    budget = 1024
-    while budget < LARGEST_BUDGET and 2 * (2 * budget) * per_token < free:
+    budget, largest = 1024, largest_budget(_layer_weights(model))
+    while budget < largest and 2 * (2 * budget) * per_token < free:
         budget *= 2
     return budget

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from headlab.budgets import CPU_BUDGET, LARGEST_BUDGET
+from headlab.budgets import CPU_BUDGET, largest_budget
 from headlab.errors import HeadlabError
 from headlab.loading import Blueprint, ShapeUnknown, load_texts, read_blueprint
 from headlab.studies import find_study
@@ -81,7 +81,9 @@ def plan(spec: Spec, device: str | None = None, trust_remote_code: bool = False)
         weights = shape.parameters * shape.dtype.itemsize
         # Weights, the wider copy that the noise floor is measured with, a stored clean pass (each
         # layer's input and head outputs), a pass itself, and what Python and torch take.
-        tokens = LARGEST_BUDGET if shape.device.type == "cuda" else CPU_BUDGET
+        tokens = CPU_BUDGET
+        if shape.device.type == "cuda":
+            tokens = largest_budget(shape.block_parameters // shape.layers)
         per_token = shape.dtype.itemsize * shape.d_model * (2 * shape.layers + 24)
         memory = 3.0 * weights + tokens * per_token + _RUNTIME
         seconds = _OVERHEAD * operations / rates[shape.dtype]
