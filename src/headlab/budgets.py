@@ -11,8 +11,8 @@ from headlab.tokens import Tokens
 if TYPE_CHECKING:
     from headlab.model import Model
 
-_LARGEST = 32768  # tokens in a pass on a GPU: past this, larger matrices are no faster,
-_LARGEST_OF_SMALL = 131072  # and passes of small models take no longer to start than to run
+LARGEST = 32768  # tokens in a pass on a GPU: past this, larger matrices are no faster
+_LARGEST_OF_SMALL = 131072  # where a pass of that many still takes longer to start than to run
 CPU_BUDGET = 4096
 GRAPH = 4  # a pass that is differentiated keeps about this many times more than one that is not
 _LOGIT_BYTES = 2 * 2**30  # of logits in one pass, in float32, on a CPU
@@ -48,8 +48,9 @@ def start_in_tokens(model: Model, there_and_back: bool = False) -> int:
 
 
 def largest_budget(weights: int) -> int:
-    """The most tokens that a pass has on a GPU, for layers of so many weights."""
-    budget = _LARGEST
+    """The most tokens that a pass has on a GPU, for layers of so many weights: a power of two, by
+    which it runs no shorter than it takes to start."""
+    budget = LARGEST
     while budget < min(_START / (2 * weights), _LARGEST_OF_SMALL):
         budget *= 2
     return budget

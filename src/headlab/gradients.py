@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from headlab.batches import Batch, Flight, encode_all
-from headlab.budgets import GRAPH, find_budget, start_in_tokens
+from headlab.budgets import GRAPH, LARGEST, find_budget, start_in_tokens
 from headlab.chunks import Sharing, families, first_changes
 from headlab.engine import Progress, ReferenceLike, fixed_reference, require_lengths
 from headlab.errors import HeadlabError
@@ -91,7 +91,7 @@ def gate_gradients(
             progress(len(masks) * len(indices))
 
     with _frozen(model), gpu_kernels(model), short_rows_behind_beginnings():
-        tokens = (budget or find_budget(model)) // GRAPH  # in a pass
+        tokens = (budget or min(find_budget(model), LARGEST)) // GRAPH  # in a pass
         forms = model.restart
         late = forms is not None and forms.begins_late
         begins = first_changes(encoded, gates.values, own) if late else None
