@@ -267,6 +267,7 @@ def test_ablate_all_takes_every_reference_and_one_prompt(folder, data, tmp_path)
         (["--all", "--data", "/no/file"], "no file /no/file"),
         (["--all", "--data", "DATA", "--measure", "logitdiff"], "did you mean 'logit-diff'?"),
         (["--all", "--data", "DATA", "--out", "DATA"], "is a file; give a folder"),
+        (["--all", "--data", "DATA", "--out", "heads.png"], "give a folder, e.g. heads"),
         (["--all", "--data", "DATA", "--scale", "1"], "a gate of 1 changes nothing"),
         (
             ["--all", "--prompt", "x", "--target", " y", "--measure", "prob-diff"],

@@ -11,6 +11,8 @@ from typing import Any
 
 from headlab.errors import HeadlabError
 
+_FILES = {".csv", ".html", ".json", ".jsonl", ".md", ".parquet", ".pdf", ".png", ".txt"}
+
 
 def write_whole(path: Path, content: bytes | str) -> None:
     """Write beside `path`, then rename into place: a killed run leaves the old file or none."""
@@ -47,6 +49,11 @@ def require_folder(folder: Path) -> None:
     """Fail now, not after the work, if `folder` cannot be written to. Leaves no trace."""
     if folder.exists() and not folder.is_dir():
         raise HeadlabError(f"{folder} is a file; give a folder")
+    if not folder.exists() and folder.suffix in _FILES:
+        raise HeadlabError(
+            f"{folder} reads like a file, and several are written; give a folder, e.g. "
+            f"{folder.with_suffix('')}"
+        )
     there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     if not there.is_dir():
         raise HeadlabError(f"cannot make the folder {folder}: {there} is a file")
