@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+import os
 import statistics
 import sys
 import time
@@ -17,7 +19,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 import headlab
 from headlab import HeadlabError, Model
 from headlab.files import require_folder, write_whole
-from headlab.loading import DTYPES
+from headlab.loading import DTYPES, usable_device
+from headlab.studies.provenance import machine, versions
 
 
 class Kept:
@@ -29,11 +32,15 @@ class Kept:
         if path is None:
             return
         require_folder(path.parent)
+        if path.is_dir():
+            raise HeadlabError(f"{path} is a folder; give a file")
         if path.exists():
             try:
                 self.found = json.loads(path.read_text())
             except ValueError as error:
                 raise HeadlabError(f"{path} is no JSON ({error}); give another --out") from error
+            if not isinstance(self.found, dict):
+                raise HeadlabError(f"{path} has no results by name; give another --out")
 
     def write(self) -> None:
         if self._path is not None:
@@ -141,6 +148,8 @@ def random_model(shape: str, dtype: str, device: str) -> Model:
 
 def model_of(config: hf.PretrainedConfig, name: str, dtype: str, device: str) -> Model:
     """Random, frozen weights, checked; no token ends its texts."""
+    usable_device(device)
+    _require_room(config, name, DTYPES[dtype], device)
     torch.manual_seed(0)
     with torch.device(device):
         network = hf.AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype])
@@ -149,6 +158,31 @@ def model_of(config: hf.PretrainedConfig, name: str, dtype: str, device: str) ->
     model = Model(network, words(network.config.vocab_size), name=name)
     headlab.check(model).require()
     return model
+
+
+def _require_room(config: hf.PretrainedConfig, name: str, dtype: torch.dtype, device: str) -> None:
+    """For weights; passes take more."""
+    with torch.device("meta"):
+        network = hf.AutoModelForCausalLM.from_config(config, dtype=dtype)
+    needed = sum(each.numel() * each.element_size() for each in network.parameters())
+    if device == "cpu":
+        room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    else:
+        room, _ = torch.cuda.mem_get_info()
+    if needed > room:
+        raise HeadlabError(
+            f"the weights of {name} take {needed / GIB:.0f} GiB in {dtype}, and there are "
+            f"{room / GIB:.0f}; take another shape, or on a CPU --small".replace("torch.", "")
+        )
+
+
+def here() -> dict[str, Any]:
+    """What speed depends on: the machine, its processor by the name it gives itself, versions."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    processor = names[0] if names else "unknown"
+    today = datetime.date.today().isoformat()
+    return {**machine(), "processor": processor, "versions": versions(), "day": today}
 
 
 def timed(work: Callable[[], Any], device: str) -> tuple[float, Any]:

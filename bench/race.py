@@ -28,13 +28,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import GIB, SHAPES, Kept, bandwidth, matrix_rate, plainly, random_model, timed
+from common import GIB, SHAPES, Kept, bandwidth, here, matrix_rate, plainly, random_model, timed
 from peers import PEERS, Cannot, load
 from torch import Tensor
 from works import WORKS, Work
 
 from headlab import HeadlabError
-from headlab.loading import DTYPES
+from headlab.loading import DTYPES, usable_device
 
 # name: work, shape, its size; sample: heads that others do; alike: tokens that prompt and
 # counterfactual begin with; masks that hooks, and others, do
@@ -101,25 +101,29 @@ def main() -> None:
     )
     options.add_argument("--small", action="store_true", help="small works, for a CPU")
     told = f"of {', '.join(ROWS)}; with --small of {', '.join(SMALL)}; or all"
-    options.add_argument("--rows", default="all", help=told)
+    options.add_argument("--rows", help=told + " (the default)")
     options.add_argument(
         "--work", choices=WORKS, help="instead of rows: this, of --shape and --size"
     )
     options.add_argument("--shape", choices=SHAPES, default="smollm2-135m")
     told = "; ".join(f"{name}: {', '.join(_sizes(work))}" for name, work in WORKS.items())
     options.add_argument("--size", default="prompts=32,length=16", help=f"numbers of {told}")
-    options.add_argument("--peers", default=",".join(PEERS), help="some of these, or none")
+    options.add_argument(
+        "--peers", default="all", help=f"of {', '.join(PEERS)}; or all (the default), or none"
+    )
     options.add_argument("--dtype", choices=DTYPES)
     options.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options.add_argument("--repeats", type=int, default=3)
     options.add_argument("--out", type=Path, help="results as JSON, added to those in it")
     asked = options.parse_args()
     rows = _rows_of(asked)
-    peers = [] if asked.peers == "none" else asked.peers.split(",")
+    known = {"all": list(PEERS), "none": []}
+    peers = known.get(asked.peers, asked.peers.split(","))
     if unknown := [name for name in peers if name not in PEERS]:
         raise HeadlabError(f"no peer {unknown[0]!r}; there are {', '.join(PEERS)}")
     if asked.repeats < 1:
         raise HeadlabError(f"at least one run, not {asked.repeats}")
+    usable_device(asked.device)
     kept = Kept(asked.out)
     dtype = asked.dtype or ("bfloat16" if asked.device == "cuda" else "float32")
     rate, wide = matrix_rate(DTYPES[dtype], asked.device), bandwidth(asked.device)
@@ -134,7 +138,6 @@ def main() -> None:
         work = WORKS[kind](model, **size)
         race = Race(name, work, asked.device, asked.repeats)
         race.run(peers)
-        race.show(shape, work.floor(rate, wide))
         agreed = agreed and race.agrees
         kept.found[name] = {
             "shape": shape,
@@ -143,8 +146,10 @@ def main() -> None:
             "floor": work.floor(rate, wide),
             "ways": [asdict(each) for each in race.results],
             "cannot": race.cannot,
+            "machine": {**here(), "rate": rate, "bandwidth": wide},
         }
         kept.write()
+        race.show(shape, work.floor(rate, wide))
         del race, work, model
         tidy(asked.device)
     if not agreed:
@@ -155,9 +160,13 @@ def _rows_of(asked: argparse.Namespace) -> dict[str, tuple[str, str, dict[str, i
     """What is to be raced, by name."""
     rows = SMALL if asked.small else ROWS
     if asked.work:
+        if asked.small or asked.rows:
+            raise HeadlabError("--work comes instead of --rows and --small")
         size = _size(asked.work, asked.size)
-        return {f"{asked.work}-{asked.shape}": (asked.work, asked.shape, size)}
-    if asked.rows == "all":
+        return {f"{asked.work}-{asked.shape} {asked.size}": (asked.work, asked.shape, size)}
+    if asked.rows in (None, "all"):
+        if not asked.small and asked.device == "cpu":
+            raise HeadlabError("these rows are for a GPU; --small has some for a CPU")
         return rows
     for name in (names := asked.rows.split(",")):
         if name not in rows:
@@ -203,8 +212,7 @@ class Race:
             except Exception as error:
                 if name == "headlab":
                     raise
-                # Another library's; the race goes on.
-                self.cannot[name] = f"breaks down: {type(error).__name__}: {error}"[:300]
+                self.cannot[name] = _broken(error)  # another library's; the race goes on
             if name in self.cannot:
                 del ways[name]
         weights = sum(p.numel() * p.element_size() for p in self.work.model.hf.parameters())
@@ -220,7 +228,8 @@ class Race:
                     peak = torch.cuda.max_memory_allocated() - before + weights
                     memory[name] = max(memory.get(name, 0.0), peak / GIB)
         ours = statistics.median(times["headlab"])
-        exact = self._exact() if self.work.model.dtype != torch.float32 else None
+        narrow = self.work.model.dtype != torch.float32
+        exact = self._exact() if narrow and len(ways) > 1 else None
         for name in ways:
             scaled = 1.0 if name == "headlab" else self.work.scale(name)
             seconds = statistics.median(times[name]) * scaled
@@ -242,6 +251,9 @@ class Race:
             except Cannot as reason:
                 self.cannot[name] = str(reason)
                 continue
+            except Exception as error:
+                self.cannot[name] = _broken(error)
+                continue
             for how, way in work.ways(peer).items():
                 ways[peer.name + how] = lambda little, way=way: work.theirs(way, little)
         return ways
@@ -249,7 +261,13 @@ class Race:
     def _exact(self) -> Tensor:
         """A part of the answer in float32."""
         tidy(self.device)
-        whole = load("hooks", copy.deepcopy(self.work.model.hf).float())
+        try:
+            whole = load("hooks", copy.deepcopy(self.work.model.hf).float())
+        except Cannot as reason:
+            raise HeadlabError(
+                f"narrow numbers are compared with hooks' in float32: {reason}; take "
+                "--dtype float32, or --peers none"
+            ) from None
         found = self.work.theirs(whole, little=True)
         del whole
         tidy(self.device)
@@ -286,6 +304,10 @@ class Race:
             )
         for name, reason in self.cannot.items():
             print(f"  {name:38} cannot: {reason}", flush=True)
+
+
+def _broken(error: Exception) -> str:
+    return f"breaks down: {type(error).__name__}: {error}"[:300]
 
 
 def _error(found: Tensor, exact: Tensor, is_text: bool, largest: bool = False) -> float:

@@ -44,7 +44,7 @@ fillers() {
 speed() {
   $python "$here/race.py" --rows all --out "$out/race.json"
   $python "$here/growth.py" --shape llama-3.2-1b --out "$out/growth.json"
-  $python "$here/growth.py" --large --out "$out/growth.json"
+  $python "$here/growth.py" --large all --out "$out/growth.json"
   $python "$here/picture.py" "$out/race.json" "$out/growth.json" --out "$out/benchmarks.png"
 }
 

@@ -16,7 +16,7 @@ from plain_fit import PlainFit
 from torch import Tensor
 
 import headlab
-from headlab import Example, Gates, Model
+from headlab import Example, Gates, HeadlabError, Model
 from headlab.gatefits import Schedule
 from headlab.gatefits.fitting import FitWork, begin
 from headlab.gatefits.rows import Rows
@@ -96,8 +96,10 @@ class Ablate(Work):
     def __init__(self, model: Model, prompts: int, length: int, sample: int = 0, shared: int = 0):
         """`shared`: how many tokens all prompts begin with."""
         super().__init__(model, prompts, length)
+        if shared > length:
+            raise HeadlabError(f"prompts of {length} tokens share at most {length}")
         self.ids[:, :shared] = self.ids[0, :shared]
-        self.own = 1 - min(shared, length) / length * (1 - 1 / prompts)
+        self.own = 1 - shared / length * (1 - 1 / prompts)
         step = max(1, self.n_heads // sample) if sample else 1
         self.heads = list(range(0, self.n_heads, step))
         self.gates = Gates.each_head(model)
@@ -122,9 +124,10 @@ class Ablate(Work):
         return self.heads[:: max(1, len(self.heads) // 8)] if little else self.heads
 
     def ways(self, peer: Any) -> dict[str, Any]:
-        if not hasattr(peer, "together") or self.model.device.type != "cuda":
+        more = getattr(peer, "together", None)
+        if more is None or self.model.device.type not in more.devices:
             return {"": peer}
-        return {"": peer, f", {peer.heads_a_trace} heads a pass": peer.together}
+        return {"": peer, more.how: more}
 
     def floor(self, rate: float, wide: float) -> float:
         return self.n_heads * self._dense / 2 * self.own / rate
@@ -138,8 +141,10 @@ class Patch(Ablate):
     def __init__(self, model: Model, prompts: int, length: int, sample: int = 0, alike: int = 0):
         """`alike`: how many tokens a prompt and its counterfactual have in common at first."""
         super().__init__(model, prompts, length, sample)
+        if alike > length - 2:  # the last token is the same in any case
+            raise HeadlabError(f"prompts of {length} tokens have at most {length - 2} alike")
         self.others[:, :alike] = self.ids[:, :alike]
-        self.changed = 1 - min(alike, length) / length
+        self.changed = 1 - alike / length
 
     def floor(self, rate: float, wide: float) -> float:
         return super().floor(rate, wide) * self.changed
@@ -252,6 +257,8 @@ class Fit(Work):
         updates: int = 5,
     ):
         super().__init__(model, 4 * prompts, length)
+        if target >= length:
+            raise HeadlabError(f"of {length} tokens at most {length - 1} are the target")
         self.batch, self.target, self.updates = prompts, target, updates
         self.seeds = list(range(seeds))
         split = length - target
@@ -314,7 +321,7 @@ class Generate(Work):
     ):
         """`hooks`, and for the other libraries `sample`: under how many of the masks they write."""
         super().__init__(model, prompts, length)
-        self.hooks, self.sample = hooks or masks, sample or masks
+        self.hooks, self.sample = (min(each or masks, masks) for each in (hooks, sample))
         random = torch.Generator().manual_seed(3)
         shape = masks, model.n_layers, model.n_heads
         self.masks = (torch.rand(shape, generator=random) > 0.1).float()

@@ -47,7 +47,8 @@ def race(monkeypatch):
 
 
 def run(race, monkeypatch, *options: str) -> None:
-    line = ["race.py", "--small", "--device", "cpu", "--repeats", "1", "--peers", "hooks"]
+    line = ["race.py", "--device", "cpu", "--repeats", "1", "--peers", "hooks"]
+    line += [] if "--work" in options else ["--small"]
     monkeypatch.setattr(sys, "argv", [*line, *options])
     race.main()
 
@@ -60,8 +61,12 @@ def test_every_work_is_raced_and_agrees_with_hooks(race, dtype, monkeypatch, tmp
     wanted = "ablate ablate-shared patch patch-late attribute keep fit generate"
     assert list(found) == wanted.split()
     for row in found.values():
-        ours, theirs = row["ways"]
+        ours, theirs, *batched = row["ways"]
         assert (ours["way"], theirs["way"]) == ("headlab", "hooks")
+        sweeps = row in [found[name] for name in wanted.split()[:4]]
+        assert [each["way"] for each in batched] == (
+            ["hooks, 8 heads a pass, last logits"] if sweeps else []
+        )
         assert theirs["ratio"] == pytest.approx(theirs["seconds"] / ours["seconds"])
         assert row["floor"] > 0
     assert found["patch-late"]["floor"] == pytest.approx(found["patch"]["floor"] / 2)
@@ -82,6 +87,9 @@ def test_every_work_is_raced_and_agrees_with_hooks(race, dtype, monkeypatch, tmp
         (["--peers", "hooks,nosuch"], "no peer 'nosuch'; there are hooks"),
         (["--repeats", "0"], "at least one run"),
         (["--out", __file__], "is no JSON"),
+        (["--out", "/tmp"], "/tmp is a folder; give a file"),
+        (["--device", "gpu"], "no device 'gpu' here"),
+        (["--work", "keep", "--small"], "--work comes instead of --rows and --small"),
     ],
 )
 def test_what_cannot_be_raced_is_one_sentence_before_anything_runs(
@@ -90,6 +98,55 @@ def test_what_cannot_be_raced_is_one_sentence_before_anything_runs(
     monkeypatch.setattr(race, "matrix_rate", lambda *_: 1 / 0)
     with pytest.raises(HeadlabError, match=says):
         run(race, monkeypatch, *options)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["patch", "--size", "prompts=2,length=4,alike=3"], "have at most 2 alike"),
+        (["ablate", "--size", "prompts=2,length=4,shared=5"], "share at most 4"),
+        (["fit", "--size", "prompts=2,length=4,target=4"], "at most 3 are the target"),
+    ],
+)
+def test_sizes_that_leave_nothing_are_one_sentence(race, options, says, monkeypatch):
+    with pytest.raises(HeadlabError, match=says):
+        run(race, monkeypatch, "--work", *options, "--shape", "small")
+
+
+def test_rows_for_a_gpu_are_not_begun_on_a_cpu(race, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["race.py", "--device", "cpu"])
+    with pytest.raises(HeadlabError, match="for a GPU; --small has some for a CPU"):
+        race.main()
+    monkeypatch.setattr("os.sysconf", lambda _: 1024)  # 1 MiB in all
+    monkeypatch.setattr(sys, "argv", ["race.py", "--device", "cpu", "--rows", "ablate-8b"])
+    with pytest.raises(HeadlabError, match=r"weights of llama-3\.1-8b take 30 GiB in float32"):
+        race.main()
+
+
+def test_results_of_different_sizes_stand_beside_each_other(race, monkeypatch, tmp_path):
+    out = tmp_path / "race.json"
+    for n in (2, 3):
+        size = f"prompts={n},length=4,masks=2,new=2,sample=9"
+        asked = ["generate", "--shape", "small", "--size", size, "--out", str(out)]
+        run(race, monkeypatch, "--work", *asked)
+    found = json.loads(out.read_text())
+    assert [row["size"]["prompts"] for row in found.values()] == [2, 3]
+    for row in found.values():
+        assert row["ways"][1]["scaled"] == 1, "there are no more than two masks to write under"
+        assert row["machine"]["versions"]["torch"] == torch.__version__
+    out.write_text("[]")
+    with pytest.raises(HeadlabError, match="has no results by name"):
+        run(race, monkeypatch, "--out", str(out))
+
+
+def test_networks_of_another_layout_are_listed_as_such(race, monkeypatch, capsys):
+    import common
+
+    other = hf.GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=64)
+    monkeypatch.setitem(common.SHAPES, "gpt2", lambda: other)
+    asked = ["ablate", "--shape", "gpt2", "--size", "prompts=2,length=4"]
+    run(race, monkeypatch, "--work", *asked)
+    assert "cannot: it is asked here for networks of Llama's layout only" in capsys.readouterr().out
 
 
 def test_our_own_breakdown_is_no_row_without_us(race, monkeypatch):

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 PEERS = {  # name: module here, class, package
@@ -57,6 +57,14 @@ def twin(network: PreTrainedModel) -> PreTrainedModel:
     own = copy.deepcopy(network, shared).eval().requires_grad_(False)
     own.config.eos_token_id = own.generation_config.eos_token_id = None
     return own
+
+
+def projections(network: PreTrainedModel) -> list[nn.Module]:
+    """Every layer's output projection; the ways here are written for one layout of a network."""
+    try:
+        return [layer.self_attn.o_proj for layer in network.model.layers]
+    except AttributeError:
+        raise Cannot("it is asked here for networks of Llama's layout only") from None
 
 
 def no_words() -> PreTrainedTokenizerFast:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from . import gated, log_probs, midpoints, over_orders, twin
+from . import gated, log_probs, midpoints, over_orders, projections, twin
 
 Edit = Callable[[int, Tensor], Tensor | None]  # layer, z [prompt, position, head, width]
 
@@ -21,7 +21,8 @@ class Hooks:
         self.network = twin(network)
         self.n_layers = network.config.num_hidden_layers
         self.n_heads = network.config.num_attention_heads
-        self.projections = [layer.self_attn.o_proj for layer in self.network.model.layers]
+        self.projections = projections(self.network)
+        self.together = Together(self)
 
     @contextmanager
     def editing(self, edit: Edit, layers: Sequence[int]) -> Iterator[None]:
@@ -130,3 +131,46 @@ class Hooks:
                 )
             found.append(written[:, ids.shape[1] :])
         return torch.stack(found).cpu()
+
+
+class Together:
+    """What a careful user makes of it: heads side by side in a batch, each on prompts of its own,
+    and logits only of the position that is read."""
+
+    heads_a_pass = 8
+    how = f", {heads_a_pass} heads a pass, last logits"
+    devices = ("cpu", "cuda")
+
+    def __init__(self, alone: Hooks):
+        self.alone, self.name = alone, alone.name
+
+    def ablate(self, ids: Tensor, targets: Tensor, heads: Sequence[int]) -> Tensor:
+        return self._run(ids, targets, heads, None)
+
+    def patch(self, ids: Tensor, others: Tensor, targets: Tensor, heads: Sequence[int]) -> Tensor:
+        with torch.no_grad():
+            return self._run(ids, targets, heads, self.alone.cache(others))
+
+    @torch.no_grad()
+    def _run(
+        self, ids: Tensor, targets: Tensor, heads: Sequence[int], other: list[Tensor] | None
+    ) -> Tensor:
+        found = []
+        for start in range(0, len(heads), self.heads_a_pass):
+            places = [
+                divmod(int(n), self.alone.n_heads) for n in heads[start:][: self.heads_a_pass]
+            ]
+
+            def edit(layer: int, z: Tensor, places=places) -> Tensor:
+                z = z.clone()
+                for rows, (at, head) in zip(z.split(len(ids)), places, strict=True):
+                    if at == layer:
+                        rows[:, :, head] = 0 if other is None else other[layer][:, :, head]
+                return z
+
+            with self.alone.editing(edit, sorted({layer for layer, _ in places})):
+                logits = self.alone.network(
+                    ids.repeat(len(places), 1), use_cache=False, logits_to_keep=1
+                ).logits
+            found.append(log_probs(logits, targets.repeat(len(places))).view(-1, len(ids)))
+        return torch.cat(found).cpu()

@@ -9,22 +9,20 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from . import gated, log_probs, midpoints, no_words, over_orders, twin
+from . import gated, log_probs, midpoints, no_words, over_orders, projections, twin
 
 
 class NNsight:
     name = "nnsight 0.8"
-
-    heads_a_trace = 8  # where several go together
 
     def __init__(self, network: PreTrainedModel):
         self.network = twin(network)
         self.n_layers = network.config.num_hidden_layers
         self.n_heads = network.config.num_attention_heads
         # The bare wrapper adds less to a pass; the one of `together` can batch invokes.
+        self.width = projections(self.network)[0].in_features // self.n_heads
         self.model = nnsight.NNsight(self.network)
         self.projections = [layer.self_attn.o_proj for layer in self.model.model.layers]
-        self.width = self.network.model.layers[0].self_attn.o_proj.in_features // self.n_heads
         self.together = Together(self)
 
     @torch.no_grad()
@@ -116,7 +114,11 @@ class NNsight:
 
 class Together:
     """Several heads in a trace, an invoke each, are one larger batch: faster where a pass waits for
-    Python more than for arithmetic."""
+    Python more than for arithmetic, as on a GPU."""
+
+    heads_a_trace = 8
+    how = f", {heads_a_trace} heads a pass"
+    devices = ("cuda",)
 
     def __init__(self, alone: NNsight):
         self.alone, self.name = alone, alone.name
@@ -137,10 +139,10 @@ class Together:
     ) -> Tensor:
         projections = [layer.self_attn.o_proj for layer in self.model.model.layers]
         found: list[Tensor] = []
-        for start in range(0, len(heads), self.alone.heads_a_trace):
+        for start in range(0, len(heads), self.heads_a_trace):
             with self.model.trace(use_cache=False) as tracer:
                 values = nnsight.save([])
-                for number in heads[start : start + self.alone.heads_a_trace]:
+                for number in heads[start : start + self.heads_a_trace]:
                     layer, own = self.alone.slice_of(number)
                     with tracer.invoke(input_ids=ids):
                         given = 0 if other is None else other[layer][:, :, own]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from . import gated, log_probs, midpoints, over_orders, twin
+from . import gated, log_probs, midpoints, over_orders, projections, twin
 
 
 class Edit(pyvene.ConstantSourceIntervention):
@@ -28,7 +28,7 @@ class Pyvene:
         self.network = twin(network)
         self.n_layers = network.config.num_hidden_layers
         self.n_heads = network.config.num_attention_heads
-        self.width = self.network.model.layers[0].self_attn.o_proj.in_features // self.n_heads
+        self.width = projections(self.network)[0].in_features // self.n_heads
         # Faster than head_attention_value_output, which gathers and scatters by index.
         places = [f"model.layers[{layer}].self_attn.o_proj.input" for layer in range(self.n_layers)]
         self.edits = [Edit(keep_last_dim=True) for _ in places]
