@@ -76,19 +76,19 @@ def draw_ratios(axis: plt.Axes, race: dict) -> None:
     axis.yaxis.set_minor_formatter(NullFormatter())
     axis.set_xticks(range(len(names)), [name.replace("-", "\n") for name in names], fontsize=8)
     axis.set_ylabel("times Headlab's seconds")
-    axis.legend(frameon=False, fontsize=7, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
+    axis.legend(frameon=False, fontsize=7, ncols=3, loc="lower left", bbox_to_anchor=(0, 1))
 
 
 def draw_growth(axis: plt.Axes, growth: dict, shape: str) -> None:
     for (name, found), colour in zip(growth.items(), (BLUE, GREEN, ORANGE, PINK), strict=True):
-        steep = slope(found["sizes"], found["seconds"])
+        steep, note = slope(found["sizes"], found["seconds"]), found.get("note")
         axis.plot(
             found["sizes"],
             found["seconds"],
             "o-",
             color=colour,
-            ms=4,
-            label=f"{name}, slope {steep:.2f}",
+            ms=6 - 2 * (name == "tokens"),  # it lies upon prompts, which would not be seen
+            label=f"{name}, slope {steep:.2f}" + (f", {note}" if note else ""),
         )
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
@@ -97,7 +97,7 @@ def draw_growth(axis: plt.Axes, growth: dict, shape: str) -> None:
         each.set_minor_formatter(NullFormatter())
     axis.set_xlabel("number of each, else 32 x 32")
     axis.set_ylabel(f"seconds of a sweep, {shape}")
-    axis.legend(frameon=False, fontsize=7)
+    axis.legend(frameon=False, fontsize=7, ncols=2, loc="lower right", bbox_to_anchor=(1.02, 1))
 
 
 if __name__ == "__main__":
