@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import random
+
 import pytest
 import torch
 from measuring import EXAMPLES, random_masks, references
@@ -10,6 +13,7 @@ from writing import each_architecture, made
 
 from headlab import Gates, HeadlabError, Model
 from headlab.batches import Batch
+from headlab.budgets import GRAPH
 from headlab.engine import measure
 from headlab.gradients import gate_gradients
 from headlab.measures import MEASURES
@@ -91,6 +95,58 @@ def test_gradients_that_fail_leave_the_weights_as_they_were(llama, monkeypatch):
         gate_gradients(llama, EXAMPLES, Gates.ones(llama))
     assert [weight.requires_grad for weight in llama.hf.parameters()] == learning
     assert any(learning)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_running_out_of_memory_changes_no_slope(llama, monkeypatch, seed):
+    gates = torch.rand(4, 3, 4, generator=torch.Generator().manual_seed(9))
+    usual = gate_gradients(llama, EXAMPLES, gates, "logit-diff", "counterfactual")
+    chance, plain = random.Random(seed), torch.autograd.grad
+    tries = []
+
+    def sometimes_full(*args, **named):
+        tries.append(args[1][0].shape[:2])
+        full = len(tries) == 1 or chance.random() < 0.5
+        if full and tries[-1].numel() > 4:  # never one example alone
+            raise torch.OutOfMemoryError("CUDA out of memory (planted)")
+        return plain(*args, **named)
+
+    monkeypatch.setattr(torch.autograd, "grad", sometimes_full)
+    done, before = [], llama.back_offs
+    found = gate_gradients(
+        llama, EXAMPLES, gates, "logit-diff", "counterfactual", progress=done.append
+    )
+    assert llama.back_offs > before
+    assert tries[0].numel() > min(each.numel() for each in tries)
+    assert (found.gradient - usual.gradient).abs().max() < 1e-5
+    assert (found.values - usual.values).abs().max() < 1e-5
+    assert sum(done) == 4 * len(EXAMPLES), "every pair is reported once"
+
+
+def test_what_comes_after_memory_ran_out_is_cut_to_what_fitted(llama, monkeypatch):
+    examples = [dataclasses.replace(EXAMPLES[0], id=str(n)) for n in range(24)]
+    tokens = 8 * llama.join(EXAMPLES[0].prompt, EXAMPLES[0].target)[1]
+    plain, rows = torch.autograd.grad, []
+
+    def small(*args, **named):
+        rows.append(args[1][0].shape[:2].numel())
+        if rows[-1] > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory (planted)")
+        return plain(*args, **named)
+
+    monkeypatch.setattr(torch.autograd, "grad", small)
+    gate_gradients(llama, examples, Gates.ones(llama), budget=GRAPH * tokens)
+    assert rows == [8, *[4] * 6]
+
+
+def test_slopes_that_never_fit_are_named(llama, monkeypatch):
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory (planted)")
+
+    monkeypatch.setattr(torch.autograd, "grad", full)
+    with pytest.raises(HeadlabError, match="slopes of example 'short' do not fit into memory"):
+        gate_gradients(llama, EXAMPLES, Gates.ones(llama))
+    assert all(weight.requires_grad for weight in llama.hf.parameters())
 
 
 def test_gradients_that_do_not_exist_are_refused(llama):

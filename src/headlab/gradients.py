@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,8 +13,9 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
+from headlab.alike import Alike
 from headlab.batches import Batch, Flight, encode_all
-from headlab.budgets import GRAPH, LARGEST, find_budget, start_in_tokens
+from headlab.budgets import GRAPH, LARGEST, find_budget, on_gpu, start_in_tokens
 from headlab.chunks import Sharing, families, first_changes
 from headlab.engine import Progress, ReferenceLike, fixed_reference, require_lengths
 from headlab.errors import HeadlabError
@@ -74,56 +76,114 @@ def gate_gradients(
         raise HeadlabError(f"{measure.name} is a step function: it has no gradient")
     if gates.values.shape[-1] > 1:
         raise HeadlabError("gradients are of one gate per head; these gates differ by position")
-    shared, own = fixed_reference(reference)
-    encoded = encode_all(model, examples, measure, counterfactual=own)
-    require_lengths(encoded, shared)
-    wide = torch.promote_types(model.dtype, torch.float32)
-    n_masks, n = gates.n_masks, len(examples)
-    values = torch.full((n_masks, n), torch.nan, dtype=wide)
-    gradient = torch.full((n_masks, n, model.n_layers, model.n_heads), torch.nan, dtype=wide)
-
-    def put(masks: Tensor, indices: list[int], *flights: Flight[Tensor]) -> None:
-        where = masks[:, None], torch.tensor(indices)[None]
-        values[where], gradient[where] = (each.land() for each in flights)
-        if not gradient[where].isfinite().all():
-            raise HeadlabError(f"slopes of {model.name} are not finite; take a wider dtype")
-        if progress is not None:
-            progress(len(masks) * len(indices))
-
     with _frozen(model), gpu_kernels(model), short_rows_behind_beginnings():
-        tokens = (budget or min(find_budget(model), LARGEST)) // GRAPH  # in a pass
+        work = _Work(model, examples, gates, measure, reference, budget, progress)
+        work.run(range(len(examples)))
+    return Gradients(work.values, work.gradient, measure, list(examples))
+
+
+class _Work:
+    """The state of one call: tables that are being filled, and the tokens of a pass."""
+
+    def __init__(
+        self,
+        model: Model,
+        examples: Sequence[Example],
+        gates: Gates,
+        measure: Measure,
+        reference: ReferenceLike,
+        budget: int | None,
+        progress: Progress | None,
+    ):
+        self.model, self.gates, self.measure, self.progress = model, gates, measure, progress
+        self.reference, own = fixed_reference(reference)
+        self.encoded = encode_all(model, examples, measure, counterfactual=own)
+        require_lengths(self.encoded, self.reference)
+        self.tokens = max(1, (budget or min(find_budget(model), LARGEST)) // GRAPH)  # in a pass
+        self.tried = 0  # of them, in the largest pass of those that run
+        self.smallest = False  # it is of one example under one mask
         forms = model.restart
         late = forms is not None and forms.begins_late
-        begins = first_changes(encoded, gates.values, own) if late else None
-        sharing = None
-        if forms is not None and forms.shares:  # each example has slopes of its own
-            start = start_in_tokens(model, there_and_back=True)
-            sharing = Sharing(start, tokens, across=False)
-        for family in families(encoded, tokens, n_masks, begins, sharing):
+        self.begins = first_changes(self.encoded, gates.values, own) if late else None
+        self.shares = forms is not None and forms.shares
+        self.wide = torch.promote_types(model.dtype, torch.float32)
+        shape = gates.n_masks, len(examples)
+        self.values = torch.full(shape, torch.nan, dtype=self.wide)
+        heads = model.n_layers, model.n_heads
+        self.gradient = torch.full((*shape, *heads), torch.nan, dtype=self.wide)
+
+    def run(self, members: Sequence[int]) -> None:
+        """Some of the examples, by their numbers."""
+        sharing, cut = None, self.tokens
+        if self.shares:  # each example has slopes of its own
+            start = start_in_tokens(self.model, there_and_back=True)
+            sharing = Sharing(start, self.tokens, across=False)
+        encoded = [self.encoded[member] for member in members]
+        begins = None if self.begins is None else [self.begins[member] for member in members]
+        for family in families(encoded, self.tokens, self.gates.n_masks, begins, sharing):
             (chunk,) = family.chunks
-            indices, begin = chunk.examples, chunk.begin
-            batch = Batch(model, [encoded[index] for index in indices])
-            reference = (batch.reference() if shared is None else shared).part(slice(begin, None))
-            passed = NOTHING
-            if measure.needs_kl or begin:
-                with torch.no_grad():
-                    places = batch.rows, batch.positions
-                    passed = clean_pass(model, batch.tokens, [], *places, begin)
-            clean = passed.logits.log_softmax(-1, dtype=wide) if measure.needs_kl else None
-            stretch = Stretch.of(batch, range(len(indices)), passed, reference, begin)
-            ahead = None if family.alike is None else Ahead([stretch], family.alike)
-            room = stretch.room if ahead is None else ahead.rests[0].room + ahead.room
-            passes = -(-n_masks // max(1, tokens // room))
-            launched: tuple[Any, ...] = ()  # the pass before, read once the next is on its way
-            for masks in torch.arange(n_masks).tensor_split(passes):  # all about as large
-                at = gates.values[masks, :, :, :, 0].detach().to(wide)
-                at = at.expand(-1, n, -1, -1)[:, indices]  # [mask, example, layer, head]
-                found, slope = _slopes(model, batch, stretch, ahead, at, clean, measure)
-                if launched:  # it has run by now
-                    put(*launched)
-                launched = masks, indices, *(Flight(each, each.device) for each in (found, slope))
-            put(*launched)
-    return Gradients(values, gradient, measure, list(examples))
+            own = [members[place] for place in chunk.examples]
+            if self.tokens == cut:
+                if self._fits(own, chunk.begin, family.alike):
+                    continue
+                self._back_off()
+            self.run(own)  # in smaller passes
+
+    def _fits(self, members: list[int], begin: int, alike: Alike | None) -> bool:
+        """Their slopes; False where memory has run out, and smaller passes may do."""
+        try:
+            self._measure(members, begin, alike)
+            return True
+        except torch.OutOfMemoryError:
+            if not self.smallest:
+                return False
+            name = self.encoded[members[0]].example.name
+        raise HeadlabError(f"the slopes of {name} do not fit into memory, even alone with one mask")
+
+    def _back_off(self) -> None:
+        self.tokens = max(1, min(self.tokens, self.tried) // 2)
+        self.model.back_offs += 1
+        gc.collect()
+        if on_gpu(self.model):
+            torch.cuda.empty_cache()
+
+    def _measure(self, members: list[int], begin: int, alike: Alike | None) -> None:
+        model, measure = self.model, self.measure
+        self.tried, self.smallest = self.tokens, len(members) == 1
+        batch = Batch(model, [self.encoded[member] for member in members])
+        reference = batch.reference() if self.reference is None else self.reference
+        reference = reference.part(slice(begin, None))
+        passed = NOTHING
+        if measure.needs_kl or begin:
+            with torch.no_grad():
+                places = batch.rows, batch.positions
+                passed = clean_pass(model, batch.tokens, [], *places, begin)
+        clean = passed.logits.log_softmax(-1, dtype=self.wide) if measure.needs_kl else None
+        stretch = Stretch.of(batch, range(len(members)), passed, reference, begin)
+        ahead = None if alike is None else Ahead([stretch], alike)
+        room = stretch.room if ahead is None else ahead.rests[0].room + ahead.room
+        n_masks = self.gates.n_masks
+        passes = -(-n_masks // max(1, self.tokens // room))
+        at_once = -(-n_masks // passes)
+        self.tried, self.smallest = at_once * room, self.smallest and at_once == 1
+        launched: tuple[Any, ...] = ()  # the pass before, read once the next is on its way
+        for masks in torch.arange(n_masks).tensor_split(passes):  # all about as large
+            at = self.gates.values[masks, :, :, :, 0].detach().to(self.wide)
+            at = at.expand(-1, len(self.encoded), -1, -1)[:, members]  # [mask, example, ...head]
+            found, slope = _slopes(model, batch, stretch, ahead, at, clean, measure)
+            if launched:  # it has run by now
+                self._put(*launched)
+            launched = masks, members, *(Flight(each, each.device) for each in (found, slope))
+        self._put(*launched)
+
+    def _put(self, masks: Tensor, members: list[int], *flights: Flight[Tensor]) -> None:
+        where = masks[:, None], torch.tensor(members)[None]
+        fresh = int(self.values[where].isnan().sum())  # others were there when memory ran out
+        self.values[where], self.gradient[where] = (each.land() for each in flights)
+        if not self.gradient[where].isfinite().all():
+            raise HeadlabError(f"slopes of {self.model.name} are not finite; take a wider dtype")
+        if self.progress is not None:
+            self.progress(fresh)
 
 
 def _slopes(
