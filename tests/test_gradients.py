@@ -11,7 +11,7 @@ from measuring import EXAMPLES, random_masks, references
 from tiny import tiny, tiny_tokenizer
 from writing import each_architecture, made
 
-from headlab import Gates, HeadlabError, Model
+from headlab import Example, Gates, HeadlabError, Model
 from headlab.batches import Batch
 from headlab.budgets import GRAPH
 from headlab.engine import measure
@@ -123,9 +123,12 @@ def test_running_out_of_memory_changes_no_slope(llama, monkeypatch, seed):
     assert sum(done) == 4 * len(EXAMPLES), "every pair is reported once"
 
 
-def test_what_comes_after_memory_ran_out_is_cut_to_what_fitted(llama, monkeypatch):
-    examples = [dataclasses.replace(EXAMPLES[0], id=str(n)) for n in range(24)]
-    tokens = 8 * llama.join(EXAMPLES[0].prompt, EXAMPLES[0].target)[1]
+@pytest.mark.parametrize("reference", ["zero", "counterfactual"])
+def test_what_comes_after_memory_ran_out_is_cut_to_what_fitted(llama, monkeypatch, reference):
+    late = "the cat sat on the mat, john gave the"  # where it and its counterfactual part
+    one = Example(f"{late} apple", " sat", f"{late} cat")
+    examples = [dataclasses.replace(one, id=str(n)) for n in range(24)]
+    tokens = 8 * llama.join(one.prompt, one.target)[1]
     plain, rows = torch.autograd.grad, []
 
     def small(*args, **named):
@@ -135,7 +138,8 @@ def test_what_comes_after_memory_ran_out_is_cut_to_what_fitted(llama, monkeypatc
         return plain(*args, **named)
 
     monkeypatch.setattr(torch.autograd, "grad", small)
-    gate_gradients(llama, examples, Gates.ones(llama), budget=GRAPH * tokens)
+    ones = Gates.ones(llama)
+    gate_gradients(llama, examples, ones, "log-prob", reference, budget=GRAPH * tokens)
     assert rows == [8, *[4] * 6]
 
 

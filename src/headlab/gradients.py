@@ -165,7 +165,9 @@ class _Work:
         n_masks = self.gates.n_masks
         passes = -(-n_masks // max(1, self.tokens // room))
         at_once = -(-n_masks // passes)
-        self.tried, self.smallest = at_once * room, self.smallest and at_once == 1
+        # Examples are cut by whole lengths, of which `room` is a part where they begin late.
+        self.tried = max(at_once * room, batch.tokens.ids.numel())
+        self.smallest = self.smallest and at_once == 1
         launched: tuple[Any, ...] = ()  # the pass before, read once the next is on its way
         for masks in torch.arange(n_masks).tensor_split(passes):  # all about as large
             at = self.gates.values[masks, :, :, :, 0].detach().to(self.wide)
