@@ -149,7 +149,7 @@ def random_model(shape: str, dtype: str, device: str) -> Model:
 def model_of(config: hf.PretrainedConfig, name: str, dtype: str, device: str) -> Model:
     """Random, frozen weights, checked; no token ends its texts."""
     usable_device(device)
-    _require_room(config, name, DTYPES[dtype], device)
+    _require_room(config, name, dtype, device)
     torch.manual_seed(0)
     with torch.device(device):
         network = hf.AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype])
@@ -160,10 +160,10 @@ def model_of(config: hf.PretrainedConfig, name: str, dtype: str, device: str) ->
     return model
 
 
-def _require_room(config: hf.PretrainedConfig, name: str, dtype: torch.dtype, device: str) -> None:
+def _require_room(config: hf.PretrainedConfig, name: str, dtype: str, device: str) -> None:
     """For weights; passes take more."""
     with torch.device("meta"):
-        network = hf.AutoModelForCausalLM.from_config(config, dtype=dtype)
+        network = hf.AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype])
     needed = sum(each.numel() * each.element_size() for each in network.parameters())
     if device == "cpu":
         room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -172,7 +172,7 @@ def _require_room(config: hf.PretrainedConfig, name: str, dtype: torch.dtype, de
     if needed > room:
         raise HeadlabError(
             f"the weights of {name} take {needed / GIB:.0f} GiB in {dtype}, and there are "
-            f"{room / GIB:.0f}; take another shape, or on a CPU --small".replace("torch.", "")
+            f"{room / GIB:.0f}; take another shape, or on a CPU --small"
         )
 
 

@@ -10,8 +10,9 @@
 `ids` and `others` are [prompt, position] on the network's device, `others` the counterfactuals;
 `targets` [prompt] holds the token whose log-prob at the last position is read. Heads and orders are
 flat numbers, layer * n_heads + head. A head's output z is its slice of what the output projection
-is given. What a library cannot do raises `Cannot`. Every peer works on its own modules that share
-the network's weights, so several can live beside each other.
+is given. `together`, where a peer has it, ablates and patches several heads a pass. What a library
+cannot do raises `Cannot`. Every peer works on its own modules that share the network's weights, so
+several can live beside each other.
 """
 
 from __future__ import annotations

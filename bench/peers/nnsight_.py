@@ -19,8 +19,8 @@ class NNsight:
         self.network = twin(network)
         self.n_layers = network.config.num_hidden_layers
         self.n_heads = network.config.num_attention_heads
-        # The bare wrapper adds less to a pass; the one of `together` can batch invokes.
         self.width = projections(self.network)[0].in_features // self.n_heads
+        # The bare wrapper adds less to a pass; the one of `together` can batch invokes.
         self.model = nnsight.NNsight(self.network)
         self.projections = [layer.self_attn.o_proj for layer in self.model.model.layers]
         self.together = Together(self)

@@ -1,7 +1,8 @@
-"""How many tokens a pass may have, and what it costs to start one."""
+"""How many tokens a pass may have, what it costs to start one, and when memory has run out."""
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING
 
 import torch
@@ -62,6 +63,14 @@ def _layer_weights(model: Model) -> int:
 
 def on_gpu(model: Model) -> bool:
     return model.device.type == "cuda"
+
+
+def make_room(model: Model) -> None:
+    """Memory has run out: note it, and give back what nobody holds any more."""
+    model.back_offs += 1
+    gc.collect()
+    if on_gpu(model):
+        torch.cuda.empty_cache()
 
 
 def _probe_budget(model: Model) -> int:

@@ -11,7 +11,6 @@ not run again either. The vocabulary is projected to only where an answer is rea
 from __future__ import annotations
 
 import dataclasses
-import gc
 import math
 import warnings
 from collections import Counter
@@ -26,7 +25,7 @@ from torch import Tensor
 
 from headlab.alike import Alike
 from headlab.batches import Batch, Flight, Readings, encode_all
-from headlab.budgets import find_budget, on_gpu, room_for_logits, start_in_tokens
+from headlab.budgets import find_budget, make_room, on_gpu, room_for_logits, start_in_tokens
 from headlab.chunks import Chunk, Family, Sharing, families, first_changes
 from headlab.errors import HeadlabError
 from headlab.examples import Example
@@ -221,10 +220,7 @@ class _Sweep:
     def _back_off(self) -> None:
         self.budget = max(1, self.budget // 2)
         self.backed_off = True
-        self.model.back_offs += 1
-        gc.collect()
-        if on_gpu(self.model):
-            torch.cuda.empty_cache()
+        make_room(self.model)
 
     def _measure_chunk(self, chunk: Chunk) -> None:
         work = self._work(chunk)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from headlab.alike import Alike
 from headlab.batches import Batch, Flight, encode_all
-from headlab.budgets import GRAPH, LARGEST, find_budget, on_gpu, start_in_tokens
+from headlab.budgets import GRAPH, LARGEST, find_budget, make_room, start_in_tokens
 from headlab.chunks import Sharing, families, first_changes
 from headlab.engine import Progress, ReferenceLike, fixed_reference, require_lengths
 from headlab.errors import HeadlabError
@@ -77,12 +76,12 @@ def gate_gradients(
     if gates.values.shape[-1] > 1:
         raise HeadlabError("gradients are of one gate per head; these gates differ by position")
     with _frozen(model), gpu_kernels(model), short_rows_behind_beginnings():
-        work = _Work(model, examples, gates, measure, reference, budget, progress)
+        work = _Attribution(model, examples, gates, measure, reference, budget, progress)
         work.run(range(len(examples)))
     return Gradients(work.values, work.gradient, measure, list(examples))
 
 
-class _Work:
+class _Attribution:
     """The state of one call: tables that are being filled, and the tokens of a pass."""
 
     def __init__(
@@ -99,7 +98,8 @@ class _Work:
         self.reference, own = fixed_reference(reference)
         self.encoded = encode_all(model, examples, measure, counterfactual=own)
         require_lengths(self.encoded, self.reference)
-        self.tokens = max(1, (budget or min(find_budget(model), LARGEST)) // GRAPH)  # in a pass
+        found = budget or min(find_budget(model), LARGEST)  # more gained sweeps only, as tried
+        self.tokens = max(1, found // GRAPH)  # in a pass
         self.tried = 0  # of them, in the largest pass of those that run
         self.smallest = False  # it is of one example under one mask
         forms = model.restart
@@ -126,7 +126,8 @@ class _Work:
             if self.tokens == cut:
                 if self._fits(own, chunk.begin, family.alike):
                     continue
-                self._back_off()
+                self.tokens = max(1, min(self.tokens, self.tried) // 2)
+                make_room(self.model)
             self.run(own)  # in smaller passes
 
     def _fits(self, members: list[int], begin: int, alike: Alike | None) -> bool:
@@ -139,13 +140,6 @@ class _Work:
                 return False
             name = self.encoded[members[0]].example.name
         raise HeadlabError(f"the slopes of {name} do not fit into memory, even alone with one mask")
-
-    def _back_off(self) -> None:
-        self.tokens = max(1, min(self.tokens, self.tried) // 2)
-        self.model.back_offs += 1
-        gc.collect()
-        if on_gpu(self.model):
-            torch.cuda.empty_cache()
 
     def _measure(self, members: list[int], begin: int, alike: Alike | None) -> None:
         model, measure = self.model, self.measure

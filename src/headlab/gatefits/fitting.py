@@ -11,7 +11,6 @@ norm and moments, so that many together give what each alone would.
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor
 
 from headlab.batches import Flight
+from headlab.budgets import make_room
 from headlab.errors import HeadlabError
 from headlab.examples import Example
 from headlab.gatefits.rows import Rows, order_of
@@ -320,10 +320,7 @@ class FitWork:
                         "gradient; take shorter examples or a narrower dtype"
                     ) from None
             state.tokens //= 2
-            self.model.back_offs += 1
-            gc.collect()
-            if self.model.device.type == "cuda":
-                torch.cuda.empty_cache()
+            make_room(self.model)
 
     def slopes(self, logits: Tensor, numbers: np.ndarray, tokens: int) -> tuple[Tensor, Tensor]:
         """Each fit's loss and its gradient with respect to the logits."""

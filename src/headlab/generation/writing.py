@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import inspect
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from headlab.activations import Arm, find_activation
+from headlab.budgets import make_room
 from headlab.errors import HeadlabError
 from headlab.gates import ZERO, Gates, Reference
 from headlab.generation.batch import Batch
@@ -272,9 +272,7 @@ class Writer:
                         "ones do not fit into memory, even alone"
                     ) from None
             plan.shrink(rows)
-            self.model.back_offs += 1
-            gc.collect()
-            torch.cuda.empty_cache()
+            make_room(self.model)
         if len(prompts) > 1:
             half = len(prompts) // 2
             parts = [(prompts[:half], masks), (prompts[half:], masks)]

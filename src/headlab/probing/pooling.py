@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from headlab.budgets import find_budget
+from headlab.budgets import find_budget, make_room
 from headlab.chunks import by_length
 from headlab.engine import Progress
 from headlab.errors import HeadlabError
@@ -79,8 +79,7 @@ def _pool_in_memory(
             raise HeadlabError(
                 f"an answer of {len(runs[rows[0]])} tokens does not fit into memory, even alone"
             ) from None
-    model.back_offs += 1
-    torch.cuda.empty_cache()
+    make_room(model)
     half = len(rows) // 2
     _pool_in_memory(model, runs, places, rows[:half], into)
     _pool_in_memory(model, runs, places, rows[half:], into)
